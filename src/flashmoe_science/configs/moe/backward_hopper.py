@@ -27,6 +27,8 @@ class MoeHopperBackward:
     """Of the gradients of the weights; `tokens` are columns of the sorted rows, in panels of 64."""
     through_shared: bool = False
     """The first product's results go through shared memory; its `step` and `tokens` are multiples of 32 then."""
+    one_epilogue: bool = False
+    """The first product's machine code has what becomes of a panel once, for all panels and consumers."""
     slots_ahead: bool = False
     """Of the gradients of the weights: a stage's slots become tokens once the next ones are on their way."""
 
@@ -56,6 +58,11 @@ IN_REGISTERS = replace(
     slots_ahead=False,
 )
 """What was there first, 16 % slower at 32,768 tokens (docs/kernels/notebooks/moe-backward.md)."""
+ONE_EPILOGUE = replace(WIDE, one_epilogue=True)
+TRIMMED = replace(
+    ONE_EPILOGUE, first=replace(WIDE.first, trims=True), second=replace(WIDE.second, trims=True)
+)
+"""These two have the same bits, and have not been timed yet: what is expected of them stands in the same notebook."""
 
 
 def configuration() -> MoeHopperBackward:

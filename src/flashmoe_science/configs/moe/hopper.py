@@ -24,6 +24,8 @@ class MoeHopperConfiguration:
     step: int
     """Tiles with fewer tokens are as wide as a multiple of this."""
     stages: int
+    trims: bool = False
+    """A consumer whose part of a tile lies past the weight's end multiplies nothing."""
 
     @property
     def shared_bytes(self) -> int:

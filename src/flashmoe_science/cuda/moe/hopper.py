@@ -100,6 +100,7 @@ def kernel(
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "NATIVE_CP_ASYNC": 1,
             "MMA_K": 16,
+            **({"TRIMS": 1} if tile.trims else {}),
         },
         threads_per_block=configs.THREADS,
         dynamic_shared_bytes=tile.shared_bytes,

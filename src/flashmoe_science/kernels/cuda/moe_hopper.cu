@@ -14,7 +14,7 @@
 // KEEP: the first product also writes what the activation is applied to, which the backward pass needs.
 //
 // Blocks are persistent and draw tiles from a counter. Compile-time configuration: TOKENS, STEP, STAGES, GATHER, KEEP,
-// ACTIVATION, ELEMENT_BF16.
+// ACTIVATION, ELEMENT_BF16, and those of moe/hopper_parameters.cuh.
 #define THROUGH_SHARED 0
 #define BACKWARD 0
 #if ELEMENT_BF16
@@ -88,7 +88,9 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     float low[N / 2] = {};
     float high[N / 2] = {};
     int previous = -1;
-    for (int k = 0; k < p.inner; k += INNER) {
+    const bool multiplies = has_columns(p, tile, consumer);
+    if (!multiplies) pass_stages(shared, ring, p.inner);
+    for (int k = 0; multiplies && k < p.inner; k += INNER) {
         ptx::mbarrier_wait(shared.full(ring.stage), ring.parity);
         // What cp.async wrote is read by wgmma, through another proxy.
         if (GATHER) ptx::fence_async_shared();
@@ -115,7 +117,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     ptx::wgmma_wait<0>();
     ptx::pin(low);
     ptx::pin(high);
-    release(shared.empty(previous));
+    if (multiplies) release(shared.empty(previous));
 
     // Not as the sums' first values: ptxas would serialise the products.
     if (p.bias != nullptr) {

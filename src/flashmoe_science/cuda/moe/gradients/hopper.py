@@ -121,6 +121,7 @@ def _product_kernel(
     *,
     gather: bool,
     through_shared: bool = False,
+    one_epilogue: bool = False,
 ) -> CudaKernel:
     return CudaKernel(
         source="moe_backward_hopper.cu",
@@ -136,6 +137,8 @@ def _product_kernel(
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "NATIVE_CP_ASYNC": 1,
             "MMA_K": 16,
+            **({"TRIMS": 1} if tile.trims else {}),
+            **({"ONE_EPILOGUE": 1} if one_epilogue else {}),
         },
         threads_per_block=forward_configs.THREADS,
         dynamic_shared_bytes=tile.shared_bytes,
@@ -144,7 +147,14 @@ def _product_kernel(
 
 def first_kernel(tiles: MoeHopperBackward, activation: Activation, dtype: torch.dtype) -> CudaKernel:
     """Gradient of what the activation is applied to, activated rows, and parts of the routing weights' gradient."""
-    return _product_kernel(tiles.first, activation, dtype, gather=True, through_shared=tiles.through_shared)
+    return _product_kernel(
+        tiles.first,
+        activation,
+        dtype,
+        gather=True,
+        through_shared=tiles.through_shared,
+        one_epilogue=tiles.one_epilogue,
+    )
 
 
 def second_kernel(tiles: MoeHopperBackward, gated: bool, dtype: torch.dtype) -> CudaKernel:

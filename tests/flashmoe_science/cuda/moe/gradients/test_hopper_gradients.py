@@ -15,6 +15,7 @@ from problems import H200
 from flashmoe_science.configs.moe import backward_hopper as configs
 from flashmoe_science.configs.moe import hopper as forward_configs
 from flashmoe_science.configs.moe.backward_hopper import MoeHopperBackward
+from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
 from flashmoe_science.cuda.moe import hopper as forward
 from flashmoe_science.cuda.moe.gradients import (
     MoeBackwardKind,
@@ -90,6 +91,8 @@ def test_what_would_spill_is_refused() -> None:
 TILES = [
     pytest.param(configs.WIDE, id="wide"),
     pytest.param(configs.IN_REGISTERS, id="in registers", marks=pytest.mark.slow),
+    pytest.param(configs.ONE_EPILOGUE, id="one epilogue", marks=pytest.mark.slow),
+    pytest.param(configs.TRIMMED, id="trimmed", marks=pytest.mark.slow),
 ]
 
 
@@ -119,8 +122,8 @@ class Emulated:
         self.output = torch.full_like(moe.hidden_states, torch.nan)
         self.z = torch.full((problem.slots, problem.w13_rows), torch.nan, dtype=problem.dtype)
 
-    def forward(self) -> torch.Tensor:
-        planned = forward.plan(self.problem, forward_configs.NARROW, self._device)
+    def forward(self, tile: MoeHopperConfiguration = forward_configs.NARROW) -> torch.Tensor:
+        planned = forward.plan(self.problem, tile, self._device)
         tensors = (*self.moe.tensors, *self.moe.biases.values(), self.output, self.z)
         with_workspace(planned.workspace_bytes, planned.launch, *tensors)
         return self.output
@@ -211,6 +214,28 @@ def test_gradients_of_swiglu(
     assert_gradients_as_exact_as_torch(
         gradients, emulated.moe, grad_output, Activation.SILU, W13Layout.INTERLEAVED
     )
+
+
+@NEEDS_COMPILER
+@pytest.mark.usefixtures("emulated_launches")
+@pytest.mark.parametrize(
+    ("tiles", "hidden", "intermediate"), [(configs.ONE_EPILOGUE, 80, 272), (configs.TRIMMED, 272, 80)]
+)
+def test_variants_of_the_products_have_the_same_bits(
+    tiles: MoeHopperBackward, hidden: int, intermediate: int
+) -> None:
+    """Among the tiles are whole ones, and those of which the second consumer has no columns."""
+    emulated, grad_output = emulate(70, hidden, intermediate, 3, 2, activation=Activation.SWIGLU_OAI)
+    output = emulated.output.clone()
+    assert torch.equal(emulated.forward(replace(forward_configs.NARROW, trims=tiles.first.trims)), output)
+    problem = MoeBackwardProblem(emulated.problem, ALL, kept=True)
+    usual = emulated.backward(grad_output, problem)[:4]
+    for gradient, expected in zip(
+        emulated.backward(grad_output, problem, tiles=tiles)[:4], usual, strict=True
+    ):
+        assert gradient is not None
+        assert expected is not None
+        assert torch.equal(gradient, expected)
 
 
 @NEEDS_COMPILER
