@@ -165,7 +165,7 @@ def _instruction_sets(run: RunFolder, *, here: bool) -> str:
         return note
     limits = [
         f"{name}={run.manifest.environment[name]}"
-        for name in ("ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+        for name in (*onednn.LIMITS, "MKL_ENABLE_INSTRUCTIONS")
         if name in run.manifest.environment
     ]
     libraries = f"held by {', '.join(limits)}" if limits else "which choose for themselves"

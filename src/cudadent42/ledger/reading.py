@@ -20,6 +20,7 @@ from cudadent42.cost.rates import LOCAL, RATE_VARIABLE
 from cudadent42.model.cases import Case, untagged_operation
 from cudadent42.model.records import Comparison, Results
 from cudadent42.runs import run_folder
+from cudadent42.runs.instructions import with_instructions
 from cudadent42.runs.run_folder import Manifest
 
 Row = dict[str, Any]
@@ -65,7 +66,7 @@ def read_run(folder: Path, session: str | None) -> RunRows:
         "device": plan.device,
         "timer": plan.timer.value,
         "cache": plan.cache.value,
-        "machine": str(processor or machine.summary),
+        "machine": with_instructions(str(processor or machine.summary), manifest),
         "summary": machine.summary,
         "version": manifest.version,
         "revision": _revision(manifest),

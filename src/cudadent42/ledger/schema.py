@@ -47,7 +47,9 @@ runs = Table(
     Column("device", _NAME, nullable=False),
     Column("timer", _NAME, nullable=False),
     Column("cache", _NAME, nullable=False),
-    Column("machine", Text, nullable=False),  # the processor that was measured, by name
+    Column(
+        "machine", Text, nullable=False
+    ),  # the processor that was measured, by name; on a CPU with its instructions
     Column("summary", Text, nullable=False),
     Column("version", _NAME, nullable=False),
     Column("revision", _NAME, nullable=False),  # short, with -dirty; empty for an installed wheel

@@ -1,7 +1,7 @@
 """A case's speed-up over time and revisions, as the ledger tells it.
 
 Only what can be compared is put into one track: the same shape, dtype, implementation, baseline, timer and cache state.
-A ratio still belongs to its machine, so a change of machine is marked.
+A ratio still belongs to its machine, on a CPU with its instructions, so a change of machine is marked.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cudadent42.model.records import Status
 from cudadent42.preflight.definitions import Context, Definition, Finding, Problem
+from flashmoe_science.jit.host import amx_is_granted
 
 GIB = 1 << 30
 MIN_MEMORY = 1 * GIB
@@ -32,8 +33,11 @@ def cpu_model() -> str:
 
 
 def cpu_features() -> tuple[str, ...]:
+    """What of the processor kernels are chosen by, as far as the operating system lets this process use it."""
     fields = _cpuinfo()
     present = set((fields.get("flags") or fields.get("Features") or "").split())
+    if not amx_is_granted():  # as in some containers: then neither our kernels nor PyTorch's can take it
+        present.discard("amx_bf16")
     return tuple(name for name in (*_X86_FEATURES, *_ARM_FEATURES) if name in present)
 
 

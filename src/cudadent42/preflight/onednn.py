@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 LIMIT = "ONEDNN_MAX_CPU_ISA"
 """The variable that holds it to fewer."""
+LIMITS = (LIMIT, "DNNL_MAX_CPU_ISA")
+"""All that do: the second is its older name, read where the first is not set."""
 _TIMEOUT_S = 120
 _ISA = re.compile(r"^(?:one)?dnnl?_verbose,(?:v\d+,)?info,cpu,isa:(.+)$", re.MULTILINE)
 _CONVOLUTION = """
@@ -20,14 +22,13 @@ torch.nn.functional.conv2d(torch.ones(2, 64, 32, 32), torch.ones(64, 64, 3, 3))
 
 
 def instructions(environment: Mapping[str, str]) -> str | None:
-    """As oneDNN names them in its own log, in a process of its own with this ``LIMIT``; None where it does not say.
+    """As oneDNN names them in its own log, in a process of its own with these ``LIMITS`` alone.
 
-    PyTorch may be built without oneDNN or without its log, and this Python may have no PyTorch.
+    None where it does not say, as PyTorch may be built without oneDNN or without its log, or absent.
     """
-    held = {name: text for name, text in os.environ.items() if name != LIMIT}
+    held = {name: text for name, text in os.environ.items() if name not in LIMITS}
     held["ONEDNN_VERBOSE"] = "1"
-    if LIMIT in environment:
-        held[LIMIT] = environment[LIMIT]
+    held |= {name: environment[name] for name in LIMITS if name in environment}
     try:
         done = subprocess.run(
             [sys.executable, "-c", _CONVOLUTION],

@@ -153,3 +153,32 @@ def test_a_kernel_of_ones_own_has_its_own_revision(make_run: MakeRun, tmp_path: 
     assert [point.revision for point in points] == ["file aaaaaaaa", "file bbbbbbbb"]
     control = read(lambda connection: queries.history(connection, "tiny", None, "pytorch_control"))
     assert {point.revision for point in control} == {"01234567"}
+
+
+def test_classes_of_one_processor_are_machines_of_their_own(make_run: MakeRun, tmp_path: Path) -> None:
+    """A ratio on AVX2 says nothing about AVX-512, nor one on AMX about a container that refuses it."""
+    file, widest = tmp_path / "ledger.sqlite", "avx2 fma f16c avx512f avx512_bf16"
+    runs = (
+        ({}, widest),
+        ({"FLASHMOE_CPU_ISA": "avx2"}, widest),
+        ({}, f"{widest} amx_bf16"),
+        ({"FLASHMOE_CPU_ISA": "amx"}, f"{widest} amx_bf16"),
+    )
+    for number, (environment, features) in enumerate(runs):
+        folder = make_run(tmp_path / str(number), seed=number)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["environment"] |= environment
+        manifest["machine"]["facts"]["cpu_features"] = features
+        manifest["started"] = f"2026-01-01T00:00:0{number}+00:00"
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        assert ledger.record(folder, str(file)) is None
+    (track,) = tracks(
+        connect(file).read(lambda connection: queries.history(connection, "tiny", "fp16", None))
+    )
+    assert [point.machine for point in track.points] == [
+        "CPU A with AVX-512",
+        "CPU A, held to AVX2",
+        "CPU A with AMX",
+        "CPU A, held to AVX-512 with AMX",
+    ]
+    assert track.changes == (1, 2, 3)

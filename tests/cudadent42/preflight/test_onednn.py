@@ -21,7 +21,12 @@ def test_the_log_s_line_of_the_instruction_set_is_read() -> None:
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
-def test_onednn_names_what_it_is_held_to() -> None:
+@pytest.mark.parametrize("name", onednn.LIMITS)
+def test_onednn_names_what_it_is_held_to(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the run's variables, whichever of their names it used, and not by this shell's."""
     if torch.backends.cpu.get_cpu_capability() == "DEFAULT":
         pytest.skip("this CPU has no AVX2")
-    assert onednn.instructions({onednn.LIMIT: "SSE41"}) == "Intel SSE4.1"
+    for other in onednn.LIMITS:
+        monkeypatch.setenv(other, "SSE41")
+    assert onednn.instructions({name: "AVX2"}) == "Intel AVX2"
+    assert onednn.instructions({name: "SSE41"}) == "Intel SSE4.1"

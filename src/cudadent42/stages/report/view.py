@@ -17,6 +17,7 @@ from cudadent42.model.cases import Case
 from cudadent42.model.records import Check, Comparison, Refusal, Status, TimerKind, Verdict, VerifiedCase
 from cudadent42.operations import definition
 from cudadent42.profiles.records import Diagnosis, Profile
+from cudadent42.runs import instructions
 from cudadent42.runs.run_folder import RunFolder, RunStatus
 from cudadent42.stages.report.cases import AFTER_TIMING, RANDOM, CaseRow, shares_of_bound
 
@@ -26,15 +27,6 @@ TIMED = {
     TimerKind.GRAPH: "GPU time alone, by graph replay",
     TimerKind.QUEUE: "GPU time alone, of calls launched ahead",
 }
-
-_SETS = {
-    "amx": "AVX-512 with AMX",
-    "avx2": "AVX2",
-    "avx512": "AVX-512",
-    "avx512_bf16": "AVX-512 with BF16",
-    "portable": "no vector instructions of its own",
-}
-"""Instruction sets that our kernels are compiled for, as a reader knows them."""
 
 
 class Tone(str, Enum):
@@ -84,24 +76,17 @@ class View:
     @property
     def instruction_set(self) -> str:
         """The widest of ``AMX``, ``AVX-512`` and ``AVX2``, of a run on CPU; empty where it is not known."""
-        features = str(self.run.machine.facts.get("cpu_features") or "").split()
-        if self.run.plan.device != "cpu":
-            return ""
-        named = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
-        return next((name for feature, name in named.items() if feature in features), "")
+        return instructions.instruction_set(self.run.manifest)
 
     @property
     def place(self) -> str:
         """The device, with the instruction set where ratios depend on it."""
-        if self.held_to:
-            return f"{self.device}, held to {self.held_to}"
-        return f"{self.device} with {self.instruction_set}" if self.instruction_set else self.device
+        return instructions.with_instructions(self.device, self.run.manifest)
 
     @property
     def held_to(self) -> str:
         """The instruction set that a run on CPU was told to take, in place of the processor's best; empty if none."""
-        named = self.run.manifest.environment.get("FLASHMOE_CPU_ISA", "")
-        return _SETS.get(named, text.clean(named)) if self.run.plan.device == "cpu" else ""
+        return instructions.held_to(self.run.manifest)
 
     @property
     def baseline(self) -> str:

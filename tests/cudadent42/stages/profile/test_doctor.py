@@ -58,6 +58,10 @@ def test_a_diagnosis_of_a_cpu_s_run_names_its_instruction_sets(tmp_path: Path) -
         "which choose for themselves"
     )
     assert note in examine(folder, measure=False).notes
+    machine["environment"]["DNNL_MAX_CPU_ISA"] = "AVX2"  # the older name, which oneDNN still reads
+    (folder / "manifest.json").write_text(json.dumps(machine))
+    held = note.replace("which choose for themselves", "held by DNNL_MAX_CPU_ISA=AVX2")
+    assert held in examine(folder, measure=False).notes
 
 
 def test_the_slowest_case_is_taken_unless_one_is_named(run: Path) -> None:
