@@ -15,7 +15,8 @@ than the default, the others have more, and each comes twice, with a macro that 
 * everything that is timed, with the default in each job, and the winner, the default and its control in the
   confirmation, against that sweep with the default in each job and the same confirmation behind it: ``timed_share``;
 * kills, by SIGKILL at moments drawn evenly from the time of a whole sweep, behind which the same command went on;
-  blocks that were on record before and not after, and blocks that are there twice.
+  blocks that were on record before and not after, and blocks that are there twice. Only a process that was killed
+  counts: what ended before its moment had come is the end of that tuning, and another begins.
 
 Run it on an idle machine: it times by the processor's clock, but the sweeps of a busy machine take long.
 """
@@ -166,25 +167,27 @@ def sweep(seed: int) -> Sweep:
 
 def killed(seed: int, kills: int, whole_s: float, chance: random.Random) -> Killed:
     failures: list[str] = []
-    lost = 0
+    lost = done = 0
     with tempfile.TemporaryDirectory() as name:
         folder = project(Path(name))
         journal = folder / "tuning" / FILES.entries
         options: dict[str, Any] = {"cwd": folder, "env": environment(folder), "text": True}
-        for _ in range(kills):
+        while done < kills:
             before = journal.read_bytes() if journal.exists() else b""
             process = subprocess.Popen(
                 command(folder, seed), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **options
             )
+            said = ""
             with suppress(subprocess.TimeoutExpired):
                 _, said = process.communicate(timeout=chance.uniform(0.0, whole_s))
-                if process.returncode != 0:
-                    failures.append(said[-300:])
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
             after = journal.read_bytes() if journal.exists() else b""
             lost += not after.startswith(before[: before.rfind(b"\n") + 1])
+            if process.returncode != -signal.SIGKILL:
+                failures += [said[-300:]] if process.returncode else []
+                break
+            done += 1
         last = subprocess.run(command(folder, seed), check=False, capture_output=True, **options)
         if last.returncode != 0:
             failures.append(last.stderr[-300:])
@@ -193,7 +196,7 @@ def killed(seed: int, kills: int, whole_s: float, chance: random.Random) -> Kill
             for entry in read(folder / "tuning")[1]
             if type(entry.event).event == "block"
         )
-        return Killed(kills, tuple(failures), lost, sum(count - 1 for count in blocks.values()))
+        return Killed(done, tuple(failures), lost, sum(count - 1 for count in blocks.values()))
 
 
 def summary(sweeps: Sequence[Sweep], kills: Sequence[Killed]) -> dict[str, float]:
@@ -251,12 +254,16 @@ def main() -> int:
         sweeps.append(sweep(seed))
         print(sweeps[-1], flush=True)
         write(given.output, measured_on, sweeps, ())
-    whole_s = sorted(each.seconds for each in sweeps)[len(sweeps) // 2] if sweeps else 60.0
+    timed = sweeps or ([sweep(given.first)] if given.kills else [])
+    whole_s = sorted(each.seconds for each in timed)[len(timed) // 2] if timed else 0.0
     chance = random.Random(given.first)
-    kills = []
-    for number in range(given.kills // given.kills_per_tuning):
-        kills.append(killed(number, given.kills_per_tuning, whole_s, chance))
+    kills: list[Killed] = []
+    while (left := given.kills - sum(each.kills for each in kills)) > 0:
+        kills.append(killed(given.first + len(kills), min(left, given.kills_per_tuning), whole_s, chance))
         print(kills[-1], flush=True)
+        write(given.output, measured_on, sweeps, kills)
+        if kills[-1].failures and not kills[-1].kills:
+            break
     print(json.dumps(write(given.output, measured_on, sweeps, kills), indent=2))
     return 0
 
