@@ -13,6 +13,9 @@ import lab
 import pytest
 
 from cudadent42.model.integrity import Breach, Grade
+from cudadent42.model.records import Scope
+from cudadent42.worker.parent import Worker
+from cudadent42.worker.stages import run_stage
 
 HARMLESS_TO_OTHERS = {
     "kept_by_pointer": Breach.KEPT_RESULT,
@@ -170,3 +173,14 @@ def test_a_stage_that_ends_before_its_outputs_were_verified(tmp_path: Path) -> N
     seen = lab.put_before([name], tmp_path / "worker.log")
     assert "the stage ended before its outputs were verified" in seen.failures(name)
     assert not seen.failures("pytorch")
+
+
+def test_a_stage_of_adversarial_inputs_alone_that_ends_before_they_were_judged(tmp_path: Path) -> None:
+    """A tuning verifies them by themselves, once for many cases."""
+    names = [lab.cheat("stage_ended_early"), "cudadent42"]
+    plan = lab.plan_for(names)
+    with Worker(tmp_path / "worker.log") as worker:
+        seen = run_stage("verify", plan, on_event=lambda event: None, worker=worker, scope=Scope.COMMON)
+    failed = {each.implementation for each in seen.cases if not each.passed}
+    assert names[0] in failed
+    assert "cudadent42" not in failed

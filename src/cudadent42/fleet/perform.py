@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from cudadent42.flows import pipeline
 from cudadent42.flows.pipeline import Prepared
 from cudadent42.model.cases import Case
 from cudadent42.model.events import BlockMeasured, Event, Skipped
-from cudadent42.model.records import MachineReport, Plan, VerifiedCase, VerifyReport
+from cudadent42.model.records import MachineReport, Plan, Scope, VerifiedCase, VerifyReport
 from cudadent42.plan import RunOptions
 from cudadent42.runs.run_folder import RunFolder, RunWriter
 from cudadent42.runs.source import revision
@@ -49,7 +49,10 @@ class Racer:
         self._machine = machine
         self._log = log
         self._observer = observer
-        self._verified: dict[tuple[str, str], VerifyReport] = {}
+        self._on_case: dict[tuple[str, str], VerifyReport] = {}
+        """By ``Case.id`` and implementation."""
+        self._on_dtype: dict[tuple[str, str], VerifyReport] = {}
+        """By dtype and implementation, on inputs that depend on no case."""
         self._worker: Worker | None = None
         self._revision = revision()
 
@@ -93,22 +96,37 @@ class Racer:
             run_stage("bench", plan, on_event=on_event, verified=verified, worker=self._worker)
 
     def _verify(self, plan: Plan, case: Case, worker: Worker) -> VerifyReport:
-        """Of every implementation of the plan, each once in the life of this process."""
-        new = tuple(name for name in plan.implementations if (case.id, name) not in self._verified)
-        if new:
-            self._observer.detail(f"{case.id}: verifying {len(new)} configurations")
-            report = run_stage(
-                "verify",
-                replace(plan, implementations=new, baseline=new[0]),
-                on_event=lambda event: None,
-                worker=worker,
+        """Of every implementation of the plan: on the case once in the life of this process, and on inputs that depend
+        on no case once for a dtype. Who is wrong there is timed on no case of it, and is asked nothing more."""
+        names = plan.implementations
+        new = [name for name in names if (case.id, name) not in self._on_case]
+        fresh = [name for name in new if (case.dtype, name) not in self._on_dtype]
+        if fresh:
+            self._observer.detail(
+                f"{case.dtype}: verifying {len(fresh)} configurations on adversarial inputs"
             )
-            for name in new:
-                self._verified[case.id, name] = _of(report, name)
-        reports = [self._verified[case.id, name] for name in plan.implementations]
-        cases: tuple[VerifiedCase, ...] = sum((each.cases for each in reports), ())
-        skipped = {key: why for each in reports for key, why in each.skipped.items()}
+            common = _verified(plan, fresh, Scope.COMMON, worker)
+            for name in fresh:
+                self._on_dtype[case.dtype, name] = _of(common, name)
+        right = [name for name in new if not _is_out(self._on_dtype[case.dtype, name], name)]
+        if right:
+            self._observer.detail(f"{case.id}: verifying {len(right)} configurations")
+            own = _verified(plan, right, Scope.CASES, worker)
+            self._on_case |= {(case.id, name): _of(own, name) for name in right}
+        parts = [self._on_case.get((case.id, name), VerifyReport(())) for name in names]
+        parts += [self._on_dtype[case.dtype, name] for name in names]
+        for name in fresh:
+            common = self._on_dtype[case.dtype, name]
+            if name in common.skipped and not common.cases:  # it could not be loaded, which is tried again
+                del self._on_dtype[case.dtype, name]
+        cases: tuple[VerifiedCase, ...] = sum((each.cases for each in parts), ())
+        skipped = {key: why for each in parts for key, why in each.skipped.items()}
         return VerifyReport(cases, skipped, baseline=plan.baseline)
+
+
+def _verified(plan: Plan, names: Sequence[str], scope: Scope, worker: Worker) -> VerifyReport:
+    asked = replace(plan, implementations=tuple(names), baseline=names[0])
+    return run_stage("verify", asked, on_event=lambda event: None, worker=worker, scope=scope)
 
 
 def _of(report: VerifyReport, name: str) -> VerifyReport:
@@ -116,6 +134,11 @@ def _of(report: VerifyReport, name: str) -> VerifyReport:
     cases = tuple(each for each in report.cases if each.implementation == name)
     skipped = {key: why for key, why in report.skipped.items() if key == name or key.endswith(f"/{name}")}
     return VerifyReport(cases, skipped)
+
+
+def _is_out(common: VerifyReport, name: str) -> bool:
+    """By what it came to on inputs that depend on no case."""
+    return name in common.skipped or not all(each.passed for each in common.cases)
 
 
 class Performer:

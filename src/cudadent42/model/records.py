@@ -203,6 +203,16 @@ class VerifiedCase:
     detail: str = ""
 
 
+class Scope(str, Enum):
+    """Which inputs are verified."""
+
+    ALL = "all"
+    CASES = "cases"
+    """Random ones of a plan's cases, and adversarial ones of their shapes."""
+    COMMON = "common"
+    """Adversarial ones that depend on no case, but on a dtype alone."""
+
+
 @dataclass(frozen=True)
 class VerifyReport:
     """``verify.json``."""

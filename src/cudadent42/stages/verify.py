@@ -37,7 +37,7 @@ from cudadent42.model.events import (
 )
 from cudadent42.model.implementations import NOT_DONE, Call, Implementation
 from cudadent42.model.integrity import Breach, Finding, Grade, peer_note
-from cudadent42.model.records import Plan, VerifiedCase, VerifyReport
+from cudadent42.model.records import Plan, Scope, VerifiedCase, VerifyReport
 from cudadent42.model.text import clean
 from cudadent42.operations import numerics
 from cudadent42.operations.interface import HardInput, Inputs
@@ -70,15 +70,19 @@ class Unit:
         return self.hard.make(seed, device)
 
 
-def units(plan: Plan) -> list[Unit]:
-    """What ``verify`` does, in order: the same for the same plan, so that a new worker can resume."""
+def units(plan: Plan, scope: Scope = Scope.ALL) -> list[Unit]:
+    """What ``verify`` does, in order: the same for the same plan and scope, so that a new worker can resume."""
     planned = [Unit(case, name) for case in plan.cases for name in plan.implementations]
     strict = [name for name in plan.implementations if is_strict(name, plan.operation, plan.versions)]
     dtypes = dict.fromkeys(case.dtype for case in plan.cases)
     operation_numerics = numerics(plan.cases[0])
-    hard = [each for dtype in dtypes for each in operation_numerics.hard_inputs(dtype)]
-    hard += operation_numerics.hard_cases(plan.cases, plan.device)
-    return planned + [Unit(each.case, name, each) for each in hard for name in strict]
+    hard: list[HardInput] = []
+    if scope is not Scope.CASES:
+        hard += [each for dtype in dtypes for each in operation_numerics.hard_inputs(dtype)]
+    if scope is not Scope.COMMON:
+        hard += operation_numerics.hard_cases(plan.cases, plan.device)
+    unplanned = [Unit(each.case, name, each) for each in hard for name in strict]
+    return unplanned if scope is Scope.COMMON else planned + unplanned
 
 
 def verify(
@@ -89,8 +93,9 @@ def verify(
     barred: Mapping[str, str] | None = None,
     mark: Mark = no_mark,
     watch: Watch | None = None,
+    scope: Scope = Scope.ALL,
 ) -> VerifyReport:
-    """Checks ``units(plan)[start:]`` in this process; one ``CaseVerified`` or ``Skipped`` event each.
+    """Checks ``units(plan, scope)[start:]`` in this process; one ``CaseVerified`` or ``Skipped`` event each.
 
     ``barred`` gives reasons to skip whole implementations; ``mark`` is told of each unit before it runs.
     Raises ``DeviceLostError`` after the event of a unit that left the GPU unusable, ``UsageError`` for an
@@ -98,7 +103,7 @@ def verify(
     """
     use_device(plan.device)
     use_threads(plan.timer)
-    work = units(plan)
+    work = units(plan, scope)
     watch = watch or Watch()
     findings: list[Finding] = []
     notes: list[str] = []

@@ -31,6 +31,7 @@ from cudadent42.tune.strategy import Strategy, begins_with, choose
 from cudadent42.tune.wanted import Wanted
 from cudadent42.version import __version__
 from flashmoe_science.jit import host
+from flashmoe_science.jit.requirements import install_command
 
 ROOT = Path("tunings")
 
@@ -93,6 +94,10 @@ def open_tuning(request: Request, observer: Observer) -> Opened:
         strategy = choose(space, len(prepared.plan.cases), request.wanted, request.budget_s)
     if strategy.search is not None:
         observer.note(f"a search proposes configurations, {strategy.why}")
+    elif strategy.instead:
+        observer.note(
+            f"every configuration is raced, {strategy.why}; {install_command('search')} installs it"
+        )
     setup = _setup(request, space, folder, prepared, strategy)
     return Opened(folder, setup, prepared.machine)
 

@@ -8,17 +8,22 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cudadent42.base.errors import UsageError
 from cudadent42.model.cases import Case
 from cudadent42.model.implementations import UnsupportedCaseError
 from cudadent42.native.build import build_file, code_of
-from cudadent42.operations import definition
+from cudadent42.operations import definition, numerics
 from cudadent42.tune.space import DEFAULT, Arm, Space
 from flashmoe_science.errors import BuildError
 from flashmoe_science.jit.records import KernelBuild, Resources
+
+if TYPE_CHECKING:
+    from flashmoe_science.cuda.device import Device
 
 LAUNCH_DECIDES = frozenset(("portable", "hopper"))
 """The library's kernels whose launches follow from code, threads and shared memory alone. Of others, only equal
@@ -53,7 +58,11 @@ class CompiledArm:
 def compile_arm(
     space: Space, arm: Arm, implementation: str, cases: Sequence[Case], target: Target
 ) -> CompiledArm:
-    """Compile an arm for every case. Defects of the default are its own: it is what there is."""
+    """Compile an arm for every case. Defects of the default are its own: it is what there is.
+
+    What an arm of the library's that is raced takes to be verified is compiled too, into the cache: here as many are
+    compiled at once as there are processors, there one by one while a GPU waits.
+    """
     compiled = (
         _library(implementation, cases, target) if space.of_library else _file(implementation, cases, target)
     )
@@ -72,6 +81,8 @@ def compile_arm(
             code[case.id] = result.digest
         if result.resources:
             resources[case.id] = "; ".join(map(_said, result.resources))
+    if code and space.of_library:
+        compile_to_verify(implementation, cases, target)
     return CompiledArm(arm.name, code, refused, resources)
 
 
@@ -102,12 +113,11 @@ def _file(implementation: str, cases: Sequence[Case], target: Target) -> Compile
 
 
 def _library(implementation: str, cases: Sequence[Case], target: Target) -> Compiled:
-    from flashmoe_science.cuda.device import GPUS, device_of
     from flashmoe_science.jit.nvrtc import compile_kernel
 
     if target.device == "cpu":
         raise UsageError("the library's CPU kernels have nothing to tune; name a GPU, or a kernel in a file")
-    device = GPUS[target.gpu] if target.gpu else device_of(0)
+    device = _device(target)
 
     def code(case: Case) -> _Code | str:
         try:
@@ -125,6 +135,30 @@ def _library(implementation: str, cases: Sequence[Case], target: Target) -> Comp
         return _Code(digest, tuple(build.resources for build in builds if build.resources))
 
     return code
+
+
+def compile_to_verify(implementation: str, cases: Sequence[Case], target: Target) -> int:
+    """Into the cache, the kernels that a library's arm takes on the adversarial inputs of the cases' dtypes, which have
+    sizes and activations of their own; how many there are. What does not compile is said where it is verified."""
+    from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
+
+    device = _device(target)
+    kernels: dict[str, CudaKernel] = {}
+    for dtype in dict.fromkeys(case.dtype for case in cases):
+        for hard in numerics(cases[0]).hard_inputs(dtype):
+            with suppress(UnsupportedCaseError, BuildError):
+                configured = definition(hard.case.operation).configured(implementation, hard.case, device)
+                kernels |= {kernel.label: kernel for kernel in configured.kernels}
+    for kernel in kernels.values():
+        with suppress(BuildError):
+            compile_kernel(kernel, allow_defects=True)
+    return len(kernels)
+
+
+def _device(target: Target) -> Device:
+    from flashmoe_science.cuda.device import GPUS, device_of
+
+    return GPUS[target.gpu] if target.gpu else device_of(0)
 
 
 _LABEL = re.compile(r"^\w+\[[^\]]*\] ")

@@ -72,7 +72,8 @@ Step = Compile | Race | Decide | Settle | Confirm | Propose
 def next_step(state: State) -> Step | None:
     """None where nothing is left to do.
 
-    The cases take turns, a rung each, so that where a budget ends the tuning, all have come equally far.
+    A case goes on to its end before the next begins, so that where a budget ends the tuning, what it has paid for can
+    be installed. While a search proposes, each waits behind the first rung for the others.
     """
     missing = tuple(arm for arm in state.setup.arms if arm not in state.compiled)
     if missing:
@@ -86,8 +87,8 @@ def next_step(state: State) -> Step | None:
 
 
 def _turn(case: CaseState) -> tuple[bool, int]:
-    """A race that is over is confirmed before another goes on."""
-    return case.settled is None, case.rung
+    """A race that is over is confirmed before another goes on, and whoever has come far before who begins."""
+    return case.settled is None, -case.rung
 
 
 def steps_of(state: State, case: CaseState) -> tuple[Step, ...]:

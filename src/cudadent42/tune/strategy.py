@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ class Strategy:
     """None where every configuration is raced."""
     why: str
     """The end of a sentence that begins with what is done."""
+    instead: bool = False
+    """A search would have been better, and there is none here."""
 
 
 def choose(space: Space, cases: int, wanted: Wanted = Wanted.AUTO, budget_s: float | None = None) -> Strategy:
@@ -32,17 +35,30 @@ def choose(space: Space, cases: int, wanted: Wanted = Wanted.AUTO, budget_s: flo
         return Strategy(Search(), "as --search optuna asks for")
     if wanted is Wanted.EXHAUSTIVE:
         return Strategy(None, "as --search exhaustive asks for")
-    count = sum(1 for _ in itertools.islice(space.configurations(), MOST_ARMS + 1))
-    if count > MOST_ARMS:
-        return Strategy(Search(), f"as more than {MOST_ARMS} configurations meet where")
+    count = sum(1 for _ in itertools.islice(space.configurations(), MOST_EXHAUSTIVE + 1))
     reckoned_s = count * cases * ARM_S
-    if budget_s is not None and reckoned_s > SHARE * budget_s:
-        return Strategy(
-            Search(),
+    if count > MOST_ARMS:
+        why = f"as more than {MOST_ARMS} configurations meet where"
+    elif budget_s is not None and reckoned_s > SHARE * budget_s:
+        why = (
             f"as all {count} would take about {reckoned_s / 60:.3g} minutes of a budget of {budget_s / 60:.3g}, "
-            f"at {ARM_S:.0f} s for one on a case",
+            f"at {ARM_S:.0f} s for one on a case"
         )
-    return Strategy(None, f"as there are {count}, and up to {MOST_ARMS} are")
+    else:
+        return Strategy(None, f"as there are {count}, and up to {MOST_ARMS} are")
+    if count > MOST_EXHAUSTIVE or can_search():
+        return Strategy(Search(), why)
+    end = ", and the budget ends it where it is used up" if budget_s is not None else ""
+    return Strategy(
+        None,
+        f"as a search needs Optuna, which is not installed: case after case, all {count}{end}",
+        instead=True,
+    )
+
+
+def can_search() -> bool:
+    """Whether Optuna is installed."""
+    return importlib.util.find_spec("optuna") is not None
 
 
 def begins_with(space: Space, strategy: Strategy) -> tuple[Arm, ...]:

@@ -26,7 +26,7 @@ from cudadent42.base.seeds import derived_seed
 from cudadent42.base.serialise import dumps, loads
 from cudadent42.model.events import Event, PeaksMeasured, StageDone, StageFailed, to_line
 from cudadent42.model.implementations import import_our_functions, is_ours
-from cudadent42.model.records import Plan, VerifyReport
+from cudadent42.model.records import Plan, Scope, VerifyReport
 from cudadent42.timing.processor_time import Kin
 from cudadent42.worker.branch import Trunk, branch_off
 from cudadent42.worker.keeper import go_below_keeper
@@ -58,6 +58,8 @@ class Request:
     """Implementations that are left out, with the reason."""
     verified: VerifyReport | None = None
     """For ``bench``."""
+    scope: Scope = Scope.ALL
+    """Of ``verify``."""
     started_s: float = 0.0
     """By ``time.monotonic``, which all processes of a machine share."""
 
@@ -148,6 +150,7 @@ def _run(request: Request, channel: _Channel, watch: Watch) -> None:
                 barred=request.barred,
                 mark=channel.note,
                 watch=watch,
+                scope=request.scope,
             )
         elif request.stage == "peaks":
             peaks = measure_cuda_peaks(request.plan.device)

@@ -33,6 +33,7 @@ from cudadent42.model.records import (
     BuildFailure,
     BuildReport,
     Plan,
+    Scope,
     TimerKind,
     VerifiedCase,
     VerifyReport,
@@ -72,6 +73,7 @@ def run_stage(
     on_event: OnEvent,
     verified: None = None,
     worker: Worker | None = None,
+    scope: Scope = Scope.ALL,
 ) -> VerifyReport: ...
 
 
@@ -93,9 +95,10 @@ def run_stage(
     on_event: OnEvent,
     verified: VerifyReport | None = None,
     worker: Worker | None = None,
+    scope: Scope = Scope.ALL,
 ) -> BuildReport | VerifyReport | BenchReport:
     """Builds the versions of a plan, verifies or times it in ``worker`` (one of its own if None), whatever the
-    candidates do.
+    candidates do. ``scope``: of verifying.
 
     Every event goes to ``on_event`` as it happens, in this thread; measuring waits for it to return. On
     Ctrl-C the worker is ended and KeyboardInterrupt raised; a ``BenchLog`` that was fed from ``on_event``
@@ -104,8 +107,8 @@ def run_stage(
     """
     if worker is None:
         with Worker() as own:
-            return _run(stage, plan, verified, own, on_event)
-    return _run(stage, plan, verified, worker, on_event)
+            return _run(stage, plan, verified, own, on_event, scope)
+    return _run(stage, plan, verified, worker, on_event, scope)
 
 
 def _run(
@@ -114,6 +117,7 @@ def _run(
     verified: VerifyReport | None,
     worker: Worker,
     on_event: OnEvent,
+    scope: Scope,
 ) -> BuildReport | VerifyReport | BenchReport:
     log = _LOGS[stage]()
 
@@ -142,7 +146,7 @@ def _run(
         if isinstance(event, BlockMeasured):
             last_block_s = time.monotonic()
 
-    request = Request(stage, plan, verified=verified, started_s=time.monotonic())
+    request = Request(stage, plan, verified=verified, scope=scope, started_s=time.monotonic())
     losses: Counter[str] = Counter()
     while True:
         try:
@@ -151,7 +155,7 @@ def _run(
             request = _after_loss(request, error, losses, log, tell)
         else:
             if not losses:
-                for doing in _not_judged(plan, log, tuple(disagreeing.values())):
+                for doing in _not_judged(plan, log, tuple(disagreeing.values()), scope):
                     tell(CaseVerified(_failed(doing, doing.input, ENDED_EARLY)))
             return log.report()
 
@@ -160,7 +164,7 @@ ENDED_EARLY = "its event pipe was written to by others (the stage ended before i
 
 
 def _not_judged(
-    plan: Plan, log: BuildLog | _VerifyLog | BenchLog, no_reasons: Sequence[Finding]
+    plan: Plan, log: BuildLog | _VerifyLog | BenchLog, no_reasons: Sequence[Finding], scope: Scope
 ) -> Iterator[Doing]:
     """Of a stage that says it has ended: what it has left out, though no worker was lost and no reason given. A finding
     of the worker's is a reason to end a case; ``no_reasons`` are findings of this process."""
@@ -177,6 +181,14 @@ def _not_judged(
     timed = {(each.case, each.implementation) for each in bench.samples} if bench is not None else set()
     reasons = log.report().skipped
     trusted_names = trusted(plan)
+    if scope is Scope.COMMON:
+        # Which inputs there are is what the others were asked. Where nobody was, nobody was judged.
+        asked = dict.fromkeys(each.case for each in results) or dict.fromkeys(case.id for case in plan.cases)
+        for name in plan.implementations:
+            if name not in trusted_names and name not in reasons:
+                missing = [id for id in asked if (id, name) not in judged and f"{id}/{name}" not in reasons]
+                yield from (Doing(0, id, name, id.partition("/")[0]) for id in missing)
+        return
     for case in plan.cases:
         for name in plan.implementations:
             wanted = name not in trusted_names and (bench is None or (case.id, name) in timed)

@@ -303,6 +303,25 @@ def test_a_budget_is_never_passed_and_the_same_command_goes_on(
     assert not state.paused
 
 
+def test_where_a_budget_ends_it_the_cases_before_are_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gains = {"BLOCK=3": 0.06, "BLOCK=5": 0.05, "BLOCK=6": 0.05}
+    engine = Simulated(gains, spread=0.02)
+    whole = tune(tmp_path / "whole", engine)
+    of_case = [name.partition("#")[0] for name, _, _ in engine.jobs]
+    assert any("#1." in name for name, _, _ in engine.jobs), "a race of one rung has no order"
+    assert of_case == sorted(of_case, key=[case.id for case in CASES].index)
+    # A look at the clock for every entry, ten seconds each.
+    looks_s = 10.0 * len(read(tmp_path / "whole")[1])
+    monkeypatch.setattr("time.monotonic", Clock())
+    state = tune(tmp_path / "t", Simulated(gains, spread=0.02), limits=Limits(budget_s=0.75 * looks_s))
+    assert "budget is used up" in state.paused
+    first, second = (state.cases[case.id] for case in CASES)
+    assert (first.finished, second.finished) == (True, False)
+    assert state.winners == whole.winners[:1]
+
+
 def test_money_is_never_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.monotonic", Clock())
     state = tune(tmp_path / "t", Simulated(), limits=Limits(usd=0.3, usd_per_hour=3.0))

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cudadent42.operations import definition, numerics
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.moe.case import MoeCase
 from cudadent42.tune.arms import materialise
-from cudadent42.tune.prune import CompiledArm, Target, compile_arm, representatives
+from cudadent42.tune.prune import CompiledArm, Target, compile_arm, compile_to_verify, representatives
 from cudadent42.tune.space import DEFAULT, Space, parse_space
 
 SMALL = AttentionCase("small", "fp32", 1, 2, 2, 16, 16, 8)
@@ -144,3 +145,23 @@ def test_the_ways_of_a_mixture_of_experts_are_compiled_too(tmp_path: Path, kerne
     same = compile_arm(space, own, f"cudadent42[{kernel}]", [case], H100)
     assert list(same.code) == [case.id], same.refused
     assert compile_arm(space, default, "cudadent42", [case], H100).code
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_what_verifying_takes_is_compiled_with_the_arm() -> None:
+    """Sizes and activations of adversarial inputs that no case has; a layer without tokens has nothing to compile."""
+    from flashmoe_science.cuda.device import GPUS
+    from flashmoe_science.jit.nvrtc import compile_kernel
+
+    case = MoeCase("c", "bf16", tokens=512, hidden=2048, intermediate=768, experts=128, top_k=8)
+    name, device = "cudadent42[hopper,tokens=64,stages=3]", GPUS["H100"]
+    count = compile_to_verify(name, [case], H100)
+    kernels = {
+        kernel.label: kernel
+        for hard in numerics(case).hard_inputs("bf16")
+        for kernel in definition("moe").configured(name, hard.case, device).kernels
+    }
+    own = {kernel.label for kernel in definition("moe").configured(name, case, device).kernels}
+    assert count == len(kernels)
+    assert len(kernels.keys() - own) > 3
+    assert all(compile_kernel(kernel, allow_defects=True).cached for kernel in kernels.values())

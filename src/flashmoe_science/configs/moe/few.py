@@ -213,6 +213,6 @@ def all_configurations(architecture: str) -> tuple[FewConfiguration, ...]:
 def _with_parts(base: FewConfiguration, slots: int) -> FewConfiguration:
     """As many warps to a slot as there are for each."""
     parts = 1
-    while parts * 2 * slots <= base.down.warps:
+    while parts * 2 * max(slots, 1) <= base.down.warps:
         parts *= 2
     return dataclasses.replace(base, down=dataclasses.replace(base.down, parts=parts))
