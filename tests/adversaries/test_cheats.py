@@ -175,12 +175,26 @@ def test_a_stage_that_ends_before_its_outputs_were_verified(tmp_path: Path) -> N
     assert not seen.failures("pytorch")
 
 
+ENDS_VERIFYING = """
+import gc
+import sys
+
+from flashmoe_science import flash_attention
+
+
+def attention(query, key, value, *, causal, softmax_scale):
+    channel = next(each for each in gc.get_objects() if type(each).__name__ == "_Channel")
+    channel.emit(sys.modules["cudadent42.model.events"].StageDone("verify"))
+    return flash_attention(query, key, value, causal=causal, softmax_scale=softmax_scale)
+"""
+
+
 def test_a_stage_of_adversarial_inputs_alone_that_ends_before_they_were_judged(tmp_path: Path) -> None:
     """A tuning verifies them by themselves, once for many cases."""
-    names = [lab.cheat("stage_ended_early"), "cudadent42"]
-    plan = lab.plan_for(names)
+    (tmp_path / "cheat.py").write_text(ENDS_VERIFYING)
+    name = lab.candidate(tmp_path / "cheat.py")
+    plan = lab.plan_for([name, "cudadent42"])
     with Worker(tmp_path / "worker.log") as worker:
         seen = run_stage("verify", plan, on_event=lambda event: None, worker=worker, scope=Scope.COMMON)
-    failed = {each.implementation for each in seen.cases if not each.passed}
-    assert names[0] in failed
-    assert "cudadent42" not in failed
+    assert {each.implementation for each in seen.cases if not each.passed} == {name}
+    assert "the stage ended before its outputs were verified" in seen.cases[-1].detail
