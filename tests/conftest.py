@@ -98,6 +98,9 @@ def pytest_collection() -> Iterator[object]:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # with what little garbage there is: to look for it takes half a second
+    # Tests that draw pages and trace models make many objects. At 700, the default, a sixth of their time is looks for
+    # garbage, and Hypothesis is told of each.
+    gc.set_threshold(10_000)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -12,7 +12,7 @@ def says_that_it_hangs():
 def right(q, k, v, *, causal, softmax_scale):
     if q.shape[1] != k.shape[1] or q.shape[2] != k.shape[2]:
         raise NotImplementedError("equal shapes only")
-    print("a candidate may print")
+    print("a candidate may print", flush=True)
     return sdpa(q, k, v, is_causal=causal, scale=softmax_scale)
 
 def segfault(q, k, v, *, causal, softmax_scale):
