@@ -98,7 +98,8 @@ def _ranges_of(
         reason = why_not_listed(query, key, value, mask)
         if reason is None or compiling:
             return reason and f"{reason}, under torch.compile"
-    ranges = key_ranges(mask, query.shape[0], key.shape[2])
+    batch, heads, seqlen_q, _ = query.shape
+    ranges = key_ranges(mask, (batch, heads, seqlen_q, key.shape[2]))
     if not isinstance(ranges, str) and not uniform(ranges) and not query.is_cpu:
         return "a mask with different lengths on a GPU"
     return ranges

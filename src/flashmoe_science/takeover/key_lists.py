@@ -63,10 +63,12 @@ def why_not_listed(
     """
     if mask.dtype is not torch.bool:
         return "a mask that is added"
-    batch, _, seqlen_q, _ = query.shape
+    batch, heads, seqlen_q, _ = query.shape
     seqlen_k = key.shape[2]
     shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
-    if len(shape) != 4 or shape[0] not in (1, batch) or shape[2] not in (1, seqlen_q) or shape[3] != seqlen_k:
+    if len(shape) != 4 or shape[3] != seqlen_k:
+        return "a mask that broadcasts otherwise"
+    if shape[0] not in (1, batch) or shape[1] not in (1, heads) or shape[2] not in (1, seqlen_q):
         return "a mask that broadcasts otherwise"
     if shape[1] != 1 and mask.stride(-3) != 0:
         return "a mask with rows of its own for heads"

@@ -23,7 +23,7 @@ _readings: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Of masks on a GPU, whose contents have to be waited for: once for each mask, not once for each layer."""
 
 
-def key_ranges(mask: torch.Tensor, batch: int, seqlen_k: int) -> tuple[Range, ...] | str:
+def key_ranges(mask: torch.Tensor, scores: tuple[int, int, int, int]) -> tuple[Range, ...] | str:
     """The one range of keys that each sequence of the batch sees, or why the mask is not of that kind.
 
     A key-padding mask is one of booleans with the same row for all heads and queries (of size 1 there, or expanded),
@@ -31,11 +31,12 @@ def key_ranges(mask: torch.Tensor, batch: int, seqlen_k: int) -> tuple[Range, ..
     waited for once, and remembered while the mask lives and is not written to.
 
     Args:
-        mask: a dense tensor, True where a key is seen; broadcasts to (batch, heads, seqlen_q, seqlen_k).
+        mask: a dense tensor, True where a key is seen; broadcasts to the scores, or PyTorch refuses it.
+        scores: (batch, heads, seqlen_q, seqlen_k).
     """
     if mask.dtype is not torch.bool:
         return "a mask that is added"
-    rows = _rows(mask, batch, seqlen_k)
+    rows = _rows(mask, scores)
     if rows is None:
         return "a mask with rows of its own for heads or queries"
     ranges = _read(rows) if mask.is_cpu else _read_once(mask, rows)
@@ -46,15 +47,17 @@ def key_ranges(mask: torch.Tensor, batch: int, seqlen_k: int) -> tuple[Range, ..
     return ranges
 
 
-def _rows(mask: torch.Tensor, batch: int, seqlen_k: int) -> torch.Tensor | None:
-    """(batch or 1, seqlen_k), or None if heads or queries have rows of their own."""
-    if not 2 <= mask.dim() <= 4 or mask.shape[-1] != seqlen_k:
+def _rows(mask: torch.Tensor, scores: tuple[int, int, int, int]) -> torch.Tensor | None:
+    """(batch or 1, seqlen_k), or None if heads or queries have rows of their own, or another number of them."""
+    if not 2 <= mask.dim() <= 4 or mask.shape[-1] != scores[3]:
         return None
     shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
     strides = (0,) * (4 - mask.dim()) + mask.stride()
-    if shape[0] not in (1, batch) or any(shape[each] != 1 and strides[each] != 0 for each in (1, 2)):
+    if any(shape[each] not in (1, scores[each]) for each in (0, 1, 2)):
         return None
-    return mask.as_strided((shape[0], seqlen_k), (strides[0], strides[3]))
+    if any(shape[each] != 1 and strides[each] != 0 for each in (1, 2)):
+        return None
+    return mask.as_strided((shape[0], scores[3]), (strides[0], strides[3]))
 
 
 def _read_once(mask: torch.Tensor, rows: torch.Tensor) -> tuple[Range, ...] | None:

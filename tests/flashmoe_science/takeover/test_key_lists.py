@@ -160,6 +160,8 @@ def test_what_goes_to_pytorch_says_why() -> None:
     assert why_not_listed(query, key, value, rows) == "a mask with rows of its own for heads"
     assert why_not_listed(query, key, value, rows[:, :1].expand(-1, 4, -1, -1)) is None
     assert why_not_listed(query, key, value, mask[..., :1]) == "a mask that broadcasts otherwise"
+    too_many = rows[:, :1].expand(-1, 5, -1, -1)
+    assert why_not_listed(query, key, value, too_many) == "a mask that broadcasts otherwise"
     assert (
         why_not_listed(query.clone().requires_grad_(), key, value, mask)
         == "a mask where a gradient is needed"
@@ -300,5 +302,5 @@ def test_a_step_on_a_gpu_waits_for_no_mask(monkeypatch: pytest.MonkeyPatch) -> N
         output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
     assert flashmoe_science.report().taken == 1
     torch.testing.assert_close(output.double(), exact(query, key, value, mask), rtol=0, atol=2e-2)
-    assert key_ranges(mask, 2, 64) == "a mask with gaps"
+    assert key_ranges(mask, (2, 4, 1, 64)) == "a mask with gaps"
     assert key_lists._made

@@ -259,6 +259,16 @@ def test_the_output_over_padding_lies_as_pytorchs_does(within_rows: bool) -> Non
     torch.testing.assert_close(output, expected)
 
 
+@pytest.mark.parametrize("shape", [(2, 1, 7, 9), (2, 5, 1, 9), (7, 9), (3, 1, 1, 9), (2, 1, 1, 8)], ids=str)
+def test_a_padding_mask_that_does_not_broadcast_is_refused_as_before(shape: tuple[int, ...]) -> None:
+    """Also one that is expanded: by its strides it has one row for all, but more than there are."""
+    query, key = sample(2, 4, 3, 16), sample(2, 4, 9, 16)
+    mask = torch.ones(shape[-1], dtype=torch.bool).expand(shape)
+    with flashmoe_science.sdpa(), pytest.raises(RuntimeError, match=r"expand|size|shape"):
+        F.scaled_dot_product_attention(query, key, key, mask)
+    assert (taken(), flashmoe_science.report().declined) == (0, 1)
+
+
 def test_what_is_hidden_is_not_read() -> None:
     """Numbers that are none, behind the padding, reach neither the output nor a gradient."""
     call = make_call(0)
