@@ -151,6 +151,24 @@ def test_lengths_of_a_graph_may_be_dynamic() -> None:
     assert flashmoe_science.report().declined == 0
 
 
+@pytest.mark.parametrize("within_rows", [False, True], ids=["heads before rows", "heads within rows"])
+def test_a_graph_may_view_the_output_as_pytorchs(within_rows: bool) -> None:
+    query, key, value = tensors(2, 4, 4, 3, 24, "by head")
+    query = query if within_rows else query.contiguous()
+    mask = torch.rand(2, 1, 3, 24, generator=torch.Generator().manual_seed(0)) < 0.7
+
+    def viewed(*arguments: torch.Tensor) -> torch.Tensor:
+        output = F.scaled_dot_product_attention(*arguments)
+        return output.transpose(1, 2).view(2, 3, 64) if within_rows else output.view(8, 3, 16)
+
+    expected = viewed(query, key, value, mask)
+    flashmoe_science.reset_report()
+    with flashmoe_science.sdpa(), torch.no_grad():
+        output = torch.compile(viewed, backend="aot_eager", fullgraph=True)(query, key, value, mask)
+    assert (flashmoe_science.report().taken, flashmoe_science.report().declined) == (1, 0)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)
+
+
 def test_what_goes_to_pytorch_says_why() -> None:
     query, key, value = tensors(2, 4, 2, 3, 24, "by head")
     mask = torch.ones(2, 1, 3, 24, dtype=torch.bool)
