@@ -23,8 +23,9 @@ from cudadent42.recording.problems import Problem
 from cudadent42.recording.recorder import Recorder
 from cudadent42.recording.records import Kind
 from cudadent42.recording.replaced import after_import, replaced
+from flashmoe_science.takeover.attention import as_autocast
 from flashmoe_science.takeover.conditions import why_not_plain
-from flashmoe_science.takeover.sdpa import as_autocast, is_causal_bias
+from flashmoe_science.takeover.sdpa import is_causal_bias
 from flashmoe_science.takeover.tracing import constant_result
 from flashmoe_science.torch_private import flash_is_allowed
 from flashmoe_science.varlen.dense import EVERYTHING

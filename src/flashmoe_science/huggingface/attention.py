@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from flashmoe_science.takeover.attention import attempt
+from flashmoe_science.takeover.attention import as_autocast, attempt
 from flashmoe_science.takeover.counts import Entry, count
 
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
@@ -52,9 +52,8 @@ def attention_forward(
         result = "a paged cache"
     else:
         result = attempt(
-            query,
-            key,
-            value,
+            # Of float32 weights autocast leaves rotated queries and keys in float32, and values in 16 bits.
+            *as_autocast(query, key, value),
             attn_mask=attention_mask,
             dropout_p=dropout,
             # One query sees all keys there are: those of a decode step.

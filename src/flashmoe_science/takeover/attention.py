@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from flashmoe_science import autocast
 from flashmoe_science.attention import flash_attention
 from flashmoe_science.errors import BuildError, DeviceError, InputError
 from flashmoe_science.takeover.availability import failed, why_no_attention, why_no_lists
-from flashmoe_science.takeover.conditions import why_not
+from flashmoe_science.takeover.conditions import why_not, why_not_plain
 from flashmoe_science.takeover.key_lists import over_lists, why_not_listed
 from flashmoe_science.takeover.masks import Range, key_ranges, uniform
 from flashmoe_science.takeover.repeated import remember, repeat
@@ -83,6 +84,16 @@ def attempt(
         return "an argument that the kernel refuses"
     except (DeviceError, BuildError) as error:
         return failed(_failures, kernel, error)
+
+
+def as_autocast(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As autocast gives them to PyTorch's own function, which is in its list. What is declined in any case stays as it
+    is: a subclass or a mode would see the cast."""
+    if (is_dynamo_compiling() or autocast.is_on()) and why_not_plain(query, key, value) is None:
+        query, key, value = autocast.cast(query, key, value)
+    return query, key, value
 
 
 def _ranges_of(

@@ -18,9 +18,7 @@ import torch.jit._builtins
 from torch.compiler import is_dynamo_compiling
 from torch.nn import functional
 
-from flashmoe_science import autocast
-from flashmoe_science.takeover.attention import attempt
-from flashmoe_science.takeover.conditions import why_not_plain
+from flashmoe_science.takeover.attention import as_autocast, attempt
 from flashmoe_science.takeover.counts import Entry, count
 from flashmoe_science.torch_private import flash_is_allowed
 
@@ -176,13 +174,3 @@ def _call(
     enable_gqa: bool,
 ) -> torch.Tensor:
     return function(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-
-
-def as_autocast(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As autocast gives them to PyTorch's own function, which is in its list. What is declined in any case stays as it
-    is: a subclass or a mode would see the cast."""
-    if (is_dynamo_compiling() or autocast.is_on()) and why_not_plain(query, key, value) is None:
-        query, key, value = autocast.cast(query, key, value)
-    return query, key, value

@@ -364,6 +364,28 @@ def test_accelerate_says_what_it_took(name: str) -> None:
     assert (Entry.HUGGING_FACE_EXPERTS in entries) == bool(result.experts)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_moe", "gemma3"])
+@pytest.mark.parametrize("cached", [False, True], ids=["alone", "with a cache"])
+def test_training_under_autocast_with_weights_in_float32_is_taken(name: str, cached: bool) -> None:
+    """As Trainer has it with ``bf16=True``: queries and keys come in float32, values in bfloat16 but for a cache's."""
+    model = MODELS[name]
+    results = []
+    for made in (model.make(), ours(model)):
+        flashmoe_science.reset_report()
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model.call(made.train(), use_cache=cached)
+        output.float().square().mean().backward()
+        weight = made.model.layers[0].self_attn.q_proj.weight
+        results.append((output.dtype, output.detach().float(), weight.grad))
+    (dtype, right, gradient), (own_dtype, own, own_gradient) = results
+    assert own_dtype is dtype
+    assert error(own, right) <= 2**-6
+    assert error(own_gradient, gradient) <= 2**-4
+    assert flashmoe_science.report().declined == 0
+    taken = {count.entry: count.calls for count in flashmoe_science.report().counts}
+    assert taken[Entry.HUGGING_FACE_ATTENTION] == 2
+
+
 def test_accelerate_wants_a_model_of_transformers() -> None:
     with pytest.raises(flashmoe_science.InputError, match=r"flashmoe_science\.sdpa\(\)"):
         flashmoe_science.accelerate(torch.nn.Linear(2, 2))
