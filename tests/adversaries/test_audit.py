@@ -31,6 +31,7 @@ WRONG = {
     "thread_fills_later": {Breach.FAST_ONLY_IN_RUN},
     "hard_coded_shape": {Breach.HIDDEN_SHAPE},
     "now_and_then": {Breach.FAST_ONLY_IN_RUN},
+    "wrong_when_large": {Breach.FAST_ONLY_IN_RUN},
 }
 """Their results show it."""
 
@@ -70,6 +71,19 @@ def test_a_saving_that_is_none(name: str, tmp_path: Path) -> None:
     audit = audits.audited([lab.cheat(name)], tmp_path / "audit.log", results=results)
     assert {each.breach for each in audit.findings} & {Breach.FAST_ONLY_IN_RUN, Breach.BASELINE_SLOWED}
     assert not any(each.confirmed for each in audit.confirmations)
+
+
+@pytest.mark.parametrize("begins", ["", "start()\ntime.sleep(1.0)\n"], ids=["when called", "when loaded"])
+def test_a_helper_that_no_clock_may_count(begins: str, tmp_path: Path) -> None:
+    """When it is loaded nobody has looked yet whether the clock counts all, and without that one children that end in
+    between are not counted at all."""
+    file = tmp_path / "candidate.py"
+    file.write_text((lab.FOLDER / "cheats" / "helper_unreadable.py").read_text() + begins)
+    name = lab.candidate(file)
+    audit = audits.audited([name], tmp_path / "audit.log", results=audits.claim([name], 0.5, 0.005))
+    (finding,) = audit.findings
+    assert finding.breach is Breach.FAST_ONLY_IN_RUN
+    assert "what counts those that came of it" in finding.evidence
 
 
 def race(baseline_ms: float, candidate_ms: float) -> Race:

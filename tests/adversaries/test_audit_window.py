@@ -6,6 +6,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import audits
@@ -14,8 +15,9 @@ import pytest
 import torch
 
 from cudadent42.audit.messages import SETS, Ask, Pace, Task
-from cudadent42.audit.party import Party
+from cudadent42.audit.party import EarlyError, Party
 from cudadent42.audit.prepared import prepare
+from cudadent42.audit.referee import shared_memory
 from cudadent42.audit.shared import SharedTurns
 from cudadent42.audit.store import Side, Store
 from cudadent42.model.integrity import Breach
@@ -61,25 +63,84 @@ def test_few_calls_are_prepared_on_as_few_sets(calls: int) -> None:
         assert torch.equal(slot.output, call())
 
 
+class Memory(bytearray):
+    """A window that tells in which order it is written, and what is in it behind the last part."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.written: list[int] = []
+        self.parts = b""
+
+    def __setitem__(self, where: slice, what: bytes) -> None:  # type: ignore[override]
+        self.written.append(where.start)
+        super().__setitem__(where, what)
+        self.parts = bytes(self)
+
+
+INPUT_BYTES, OUTPUT_BYTES, CALLS = 1 << 14, 1 << 12, 5
+
+
+@contextmanager
+def store() -> Iterator[tuple[Store, list[bytes]]]:
+    """With the inputs of some calls, which it has taken out of the judge's memory."""
+    size = CALLS * (INPUT_BYTES + 2 * OUTPUT_BYTES)
+    with shared_memory(size) as judges, shared_memory(size) as candidates, shared_memory(size) as both:
+        inputs = [os.urandom(INPUT_BYTES) for _ in range(CALLS)]
+        for number, each in enumerate(inputs):
+            os.pwrite(both.fileno(), each, number * (INPUT_BYTES + 2 * OUTPUT_BYTES))
+        with Store(judges.fileno(), candidates.fileno(), both.fileno(), SETS) as kept:
+            kept.arrange(INPUT_BYTES, OUTPUT_BYTES)
+            kept.clear(CALLS)
+            for number in range(CALLS):
+                start = number * (INPUT_BYTES + 2 * OUTPUT_BYTES)
+                assert os.pread(both.fileno(), INPUT_BYTES, start) == bytes(INPUT_BYTES)
+            yield kept, inputs
+
+
 def test_what_a_call_begins_with_is_handed_over_last() -> None:
-    written: list[int] = []
+    with store() as (kept, inputs):
+        window = Memory(SETS * (INPUT_BYTES + OUTPUT_BYTES))
+        kept._windows[Side.CANDIDATE] = window  # type: ignore[assignment]
+        kept.feed(Side.CANDIDATE, 4)
+    offset = 4 % SETS * (INPUT_BYTES + OUTPUT_BYTES)
+    assert window[offset : offset + INPUT_BYTES] == inputs[4]
+    assert window[offset + INPUT_BYTES : offset + INPUT_BYTES + OUTPUT_BYTES] == b"\xff" * OUTPUT_BYTES
+    assert window.written == sorted(window.written, reverse=True)
+    assert window.written[-1] == offset
 
-    class Memory(bytearray):
-        def __setitem__(self, where: slice, what: bytes) -> None:
-            written.append(where.start)
-            super().__setitem__(where, what)
 
-    store = Store.__new__(Store)
-    store._sets, store._input_bytes, store._output_bytes = SETS, 64, 8
-    store._inputs, store._nothing = [bytes(range(64))] * 5, b"\xff" * 8
-    window = Memory(1 << 10)
-    store._windows = {Side.CANDIDATE: window}  # type: ignore[dict-item]
-    store.feed(Side.CANDIDATE, 4)
-    offset = 4 % SETS * (64 + 8)
-    assert window[offset : offset + 64] == bytes(range(64))
-    assert window[offset + 64 : offset + 72] == b"\xff" * 8
-    assert written == sorted(written, reverse=True)
-    assert written[-1] == offset
+def test_no_row_is_whole_until_all_inputs_are_there() -> None:
+    """Of a large batch the keys, the values and most queries are there while the rest is copied, which takes as long as
+    the work on them."""
+    with store() as (kept, inputs):
+        window = Memory(SETS * (INPUT_BYTES + OUTPUT_BYTES))
+        kept._windows[Side.CANDIDATE] = window  # type: ignore[assignment]
+        kept.feed(Side.CANDIDATE, 0)
+    assert window[:INPUT_BYTES] == inputs[0]
+    row_bytes = 1 << 10
+    for start in range(0, INPUT_BYTES, row_bytes):
+        row = slice(start, start + row_bytes)
+        assert window.parts[row] != inputs[0][row]
+
+
+class Written(bytearray):
+    """A window whose last entry comes when an output is copied out of it as a whole."""
+
+    def __getitem__(self, where: slice) -> bytearray:  # type: ignore[override]
+        if where.stop - where.start == OUTPUT_BYTES:
+            super().__setitem__(slice(where.start, where.stop), bytes(OUTPUT_BYTES))
+        return super().__getitem__(where)
+
+
+def test_an_output_is_looked_at_before_it_is_copied() -> None:
+    """Of a large one the copy takes as long as the call: who runs ahead of it could finish meanwhile."""
+    with store() as (kept, _):
+        kept.feed(Side.CANDIDATE, 0)
+        kept.take(Side.CANDIDATE, 0)  # it stays as it is
+        kept._windows[Side.CANDIDATE] = Written(SETS * (INPUT_BYTES + OUTPUT_BYTES))  # type: ignore[assignment]
+        kept.feed(Side.CANDIDATE, 0)
+        with pytest.raises(EarlyError):
+            kept.take(Side.CANDIDATE, 0)
 
 
 def findings(name: str, log: Path, baseline_ms: float = 1.0) -> tuple[set[Breach], str, int]:

@@ -16,6 +16,10 @@ GO, DONE = b".", b"."
 """Of one call of a turn, between a request and its answer: its inputs are there; its output is."""
 
 
+NONE_LARGE = -1
+"""`Ask.large` where no slot has large values."""
+
+
 class Task(str, Enum):
     LOAD = "load"
     """The implementation."""
@@ -57,6 +61,8 @@ class Ask:
     calls: int = 0
     """Slots that are made, used or filled."""
     seed: int = 0
+    large: int = NONE_LARGE
+    """The slot that has some large values."""
     pace: Pace = Pace.CALLS
     chosen: tuple[int, ...] = ()
     """Slots to fetch or to judge."""

@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,6 +26,9 @@ _MOST_ANSWER_BYTES = 1 << 22
 CLOCK_SHARE = 0.9
 """Of what the living processes ran, that a clock of all has to have seen."""
 
+UNCOUNTED_NS = 1_000_000
+"""That may be missing beyond it in a turn: a process goes on for a moment behind the signal that stops it."""
+
 _ROUNDS = 5
 """Of looking for more to stop: a process may be started while the others are stopped."""
 
@@ -36,6 +39,10 @@ class AuditLostError(Exception):
 
 class EarlyError(Exception):
     """A contestant answered before it had made its calls."""
+
+
+class UncountedError(Exception):
+    """A contestant's processes ran without the clock of all of them."""
 
 
 class DisturbedError(Exception):
@@ -60,7 +67,7 @@ class Turn:
 class Party:
     """``escaped``: processes that left a contestant's tree, for the one that they must have come from. None for the
     judge, which runs nobody else's code, and whose threads nobody else may change. ``log`` is where they
-    print, which gets no longer than it may."""
+    print, which gets no longer than it may. ``alone``: whether it had no children when this was made."""
 
     def __init__(
         self,
@@ -69,6 +76,8 @@ class Party:
         answers: int,
         escaped: Callable[[], list[int]] | None = None,
         log: OutputLog | None = None,
+        *,
+        alone: bool = True,
     ) -> None:
         self.pid = pid
         self._log = log
@@ -80,9 +89,11 @@ class Party:
         self._escaped = escaped
         self._pending = b""
         self._standings: dict[int, Standing] = {}
+        self._alone = alone
         self._clock: TaskClock | None = None
         with suppress(OSError):
             self._clock = TaskClock(pid)
+        self._ran_before_ns = process_ns(pid)
 
     def take_turn(
         self, *asks: Ask, untimed: int = 0, by_processor: bool = False, timeout_s: float = TIMEOUT_S
@@ -117,12 +128,13 @@ class Party:
         timeout_s: float = TIMEOUT_S,
     ) -> Turn:
         """A request of ``ask.calls`` calls, each begun when ``feed`` has given its inputs; ``take`` is called when it
-        is done. The clock runs between the two. Raises AuditLostError, DisturbedError and EarlyError.
+        is done. The clock runs between the two. Raises AuditLostError, DisturbedError, EarlyError and UncountedError.
 
         For the end of the call ``watched`` this process waits awake, so that ``take`` has the output of the moment in
         which it is said to be there. A sleeper takes tens of microseconds to wake, in which it could be finished.
         """
         wall_ns: list[int] = []
+        before = self._counts() if by_processor else None
         self._begin()
         ran_ns = [self.ran_ns()] if by_processor else []
         self._send((dumps(ask, indent=None) + "\n").encode())
@@ -140,6 +152,8 @@ class Party:
                 ran_ns.append(self._clock.read_ns())
         reply = self._reply(timeout_s)
         self._stop()
+        if before is not None:
+            self._check_counted(*before)
         if by_processor and self._clock is None:
             ran_ns.append(ran_ns[0] + (self.ran_ns() - ran_ns[0]) // ask.calls)
         answer = _answer(reply.lstrip(DONE.decode()))
@@ -167,12 +181,36 @@ class Party:
         return sum(map(process_ns, dict.fromkeys(self.tree())))
 
     def check_clock(self) -> None:
-        """Behind its first turn: a clock that began too late, when it had children already, is not used."""
-        if self._clock is not None:
-            living_ns = sum(map(process_ns, dict.fromkeys(self.tree())))
-            if self._clock.read_ns() < CLOCK_SHARE * living_ns:
-                self._clock.close()
-                self._clock = None
+        """Behind its first turn: a clock that began too late, when it had children already, is not used. Raises
+        UncountedError where it had none: who is left out of all counts would have them taken without this clock, and
+        children that end in between are in no other."""
+        if self._clock is None:
+            return
+        living_ns = sum(map(process_ns, dict.fromkeys(self.tree()))) - self._ran_before_ns
+        counted_ns = self._clock.read_ns()
+        if counted_ns < CLOCK_SHARE * living_ns - UNCOUNTED_NS:
+            if self._alone and self._escaped is not None:
+                raise _uncounted(living_ns, counted_ns)
+            self._clock.close()
+            self._clock = None
+
+    def _counts(self) -> tuple[int, dict[int, int]] | None:
+        """While it is stopped: of the clock, and of each process; None where these cannot differ."""
+        if self._clock is None or self._escaped is None:
+            return None
+        ran_ns = {process: process_ns(process) for process in self._stopped}
+        return self._clock.read_ns(), ran_ns
+
+    def _check_counted(self, counted_ns: int, before_ns: Mapping[int, int]) -> None:
+        """Whether the clock has counted what lives now: who executes a program that may not be read is not counted
+        from then on, as nobody may look into it (begin_new_exec of the kernel)."""
+        counts = self._counts()
+        if counts is None:
+            return
+        counted_ns = counts[0] - counted_ns
+        ran_ns = sum(now_ns - before_ns.get(process, 0) for process, now_ns in counts[1].items())
+        if counted_ns < CLOCK_SHARE * ran_ns - UNCOUNTED_NS:
+            raise _uncounted(ran_ns, counted_ns)
 
     def close(self) -> None:
         if self._clock is not None:
@@ -244,6 +282,13 @@ class Party:
         if not data or len(self._pending) > _MOST_ANSWER_BYTES:
             raise AuditLostError("its process died")
         self._pending += data
+
+
+def _uncounted(ran_ns: int, counted_ns: int) -> UncountedError:
+    return UncountedError(
+        f"its processes ran for {ran_ns / 1e6:.3g} ms in a turn, and what counts those that came of it has "
+        f"{max(counted_ns, 0) / 1e6:.3g} ms"
+    )
 
 
 def _quartile_ms(took_ns: Sequence[int]) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
@@ -23,11 +25,14 @@ from cudadent42.operations.interface import Inputs
 AUDITED = "audited"
 """``VerifiedCase.input`` of results of an audit."""
 
-
 UNLIKE = 0.2
 """Root mean square of the difference between two results, relative to the results': rounding in any dtype that is raced
 makes a tenth of it at most, and a result of other inputs four times as much. A twentieth of the entries that are wrong
 makes it too."""
+
+
+LARGE_ROWS = 4
+"""Whose values are large in a call that has such."""
 
 
 class WrongOutputError(Exception):
@@ -54,13 +59,20 @@ class Prepared:
     def result_like(self) -> Tensor:
         return self.sets[0].result_like
 
-    def draw(self, seed: int, number: int) -> tuple[Tensor, ...]:
+    @property
+    def has_large(self) -> bool:
+        """Whether the operation says by how much values may be larger."""
+        return numerics(self.case).large_rows != 0.0
+
+    def draw(self, seed: int, number: int, *, large: bool = False) -> tuple[Tensor, ...]:
         """The values of slot ``number`` into the set that its call uses: what does not change differs between the
-        sets. Returns the tensors that were written."""
-        refresh = numerics(self.case).refresh
-        assert refresh is not None
+        sets. ``large``: with a few rows that are. Returns the tensors that were written."""
+        of_operation, own_seed = numerics(self.case), derived_seed(seed, "slot", number)
+        assert of_operation.refresh is not None
         with torch.no_grad():
-            refresh(self.case, self.sets[number % SETS], derived_seed(seed, "slot", number))
+            refreshed = of_operation.refresh(self.case, self.sets[number % SETS], own_seed)
+            if large and of_operation.large_rows:
+                _enlarge_rows(refreshed[0], of_operation.large_rows, own_seed)
         return self.written[number % SETS]
 
     def result(self, number: int, pace: Pace, around: Callable[[], None] = lambda: None) -> Tensor:
@@ -110,6 +122,18 @@ def prepare(
             stale = call()
     synchronize(device)
     return Prepared(case, device, implementation, anew, sets, written, calls, stale)
+
+
+def _enlarge_rows(tensor: Tensor, factor: float, seed: int) -> None:
+    """Few, as who looks at some rows by chance should not meet one of them."""
+    *shape, _ = tensor.shape
+    chance = random.Random(seed)
+    for row in chance.sample(range(math.prod(shape)), min(LARGE_ROWS, math.prod(shape))):
+        at = []
+        for size in reversed(shape):
+            row, index = divmod(row, size)
+            at.append(index)
+        tensor[tuple(reversed(at))] *= factor
 
 
 def _moved(inputs: Inputs, written: tuple[Tensor, ...], room: Slot) -> tuple[Inputs, tuple[Tensor, ...]]:

@@ -116,7 +116,8 @@ class Referee:
             os.close(requests)
             os.close(answers)
         escaped = self._escaped if owns_escaped else None
-        party = Party(pid, to_contestant, from_contestant, escaped, self._log)
+        alone = self._sandbox is None  # a sandbox may begin with a process of its own
+        party = Party(pid, to_contestant, from_contestant, escaped, self._log, alone=alone)
         self._parties.append(party)
         return party
 

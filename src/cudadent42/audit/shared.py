@@ -49,7 +49,7 @@ class SharedTurns:
     def fill(self, ask: Ask) -> None:
         """The same values for both sides: drawing them takes longer than copying."""
         for number, slot in enumerate(self._store[: ask.calls]):
-            values = self._prepared.draw(ask.seed, number)
+            values = self._prepared.draw(ask.seed, number, large=number == ask.large)
             for stored, own in zip(slot.inputs[:-1], values, strict=True):
                 stored.copy_(own)
 
@@ -88,7 +88,9 @@ class SharedTurns:
         prepared = self._prepared
         judged = []
         for number in ask.chosen:
-            prepared.draw(ask.seed, number)
+            if number == ask.large and not prepared.has_large:
+                continue  # it was a call like all others
+            prepared.draw(ask.seed, number, large=number == ask.large)
             truth = find_truth(prepared.case, prepared.sets[number % SETS])
             judged.append(judge_gathered(truth, ask.implementation, self._store[number].output, AUDITED))
         return Answer(judged=tuple(judged))

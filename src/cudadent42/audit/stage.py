@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cudadent42.audit.cases import case_of, claimed, hidden_cases, rows_to_audit, says_faster
-from cudadent42.audit.party import AuditLostError, DisturbedError, EarlyError
+from cudadent42.audit.party import AuditLostError, DisturbedError, EarlyError, UncountedError
 from cudadent42.audit.race import BrokenError, DeclinedError, LateError, Race, Ring, ring
 from cudadent42.audit.referee import Referee
 from cudadent42.correctness.second_draw import wrong_result
@@ -164,6 +164,9 @@ def _audit_one(
     except (LateError, EarlyError) as error:
         where = case.id if case is not None else ""
         audited.findings.append(Finding(Breach.LATE_WORK, Grade.FAILED, name, where, str(error)))
+    except UncountedError as error:
+        where = case.id if case is not None else ""
+        audited.findings.append(Finding(Breach.FAST_ONLY_IN_RUN, Grade.FAILED, name, where, str(error)))
     except DisturbedError as error:
         where = case.id if case is not None else ""
         evidence = f"in the audit the baseline's process is run otherwise than it was: {error}"

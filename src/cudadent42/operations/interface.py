@@ -97,6 +97,9 @@ class Numerics(Generic[CaseT, InputsT]):
     """(case, inputs, seed): writes new random values, where they are, into those inputs that change from one call to
     the next, while weights and what was prepared of them stay; returns the tensors it has written. None: such calls
     cannot be told from calls that remember, so a faster one is no claim."""
+    large_rows: float = 0.0
+    """By this a few rows of the first tensor that `refresh` writes are multiplied in one call of each case that is
+    audited on a CPU: `hard_cases` has such values at shapes that are not too large alone. 0: nowhere."""
     gathered: Callable[[Any], Tensor] = _as_it_is
     """What a call returns as the one tensor that is compared, outside of timing: of use where it returns several."""
 

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from cudadent42.audit import party as party_module
-from cudadent42.audit.messages import Answer, Ask, Pace, Task
+from cudadent42.audit.messages import NONE_LARGE, Answer, Ask, Pace, Task
 from cudadent42.audit.party import Party, Turn
 from cudadent42.audit.race import BLOCKS, EARLY_BLOCKS, JUDGED_BLOCKS, JUDGED_CALLS, Race, Ring, _Block, _Bout
 from cudadent42.audit.stage import each_block_confirms, gain_is_confirmed, wants_another
@@ -102,6 +102,7 @@ class FakeRing(Ring):
         self._alike = True
         self._fastest: tuple[int, ...] = ()
         self.judged_at: list[int] = []
+        self.large_at: list[int] = []
         self.chosen: list[Sequence[int]] = []
         self.made = 0
         self.now_s = 0.0
@@ -126,6 +127,9 @@ class FakeRing(Ring):
         return ()
 
     def _verdicts(self, bout: _Bout, chosen: Sequence[int]) -> tuple[VerifiedCase, ...]:
+        if bout.large != NONE_LARGE:
+            self.large_at.append(self.made)
+            return ()
         self.judged_at.append(self.made)
         self.chosen.append(chosen)
         return ()
@@ -175,6 +179,17 @@ def test_some_results_of_the_first_blocks_are_judged_whatever_chance(seed: int) 
     ring._chance = random.Random(seed)
     ring.race(CASE, 2.0, 1.0, enough)
     assert ring.judged_at
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_call_of_the_first_blocks_has_large_values(seed: int) -> None:
+    """In no block of which results are held to the usual bounds."""
+    ring = FakeRing(block(1.0) for _ in range(99))
+    ring._chance = random.Random(seed)
+    ring.race(CASE, 2.0, 1.0, enough)
+    (made,) = ring.large_at
+    assert 2 <= made <= 1 + EARLY_BLOCKS  # the first warms up
+    assert made not in ring.judged_at
 
 
 @pytest.mark.parametrize(

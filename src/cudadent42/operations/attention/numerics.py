@@ -40,4 +40,5 @@ NUMERICS = Numerics(
     pytorch=_pytorch,
     pytorch_plain=_pytorch_plain,
     refresh=refresh,
+    large_rows=64.0,  # scores of hundreds: exp overflows unless the maximum is taken off first
 )
