@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -232,9 +234,14 @@ def preview(request: Request, gpu: str, folder: Path, observer: Observer) -> Out
     target = named_gpu(gpu) if gpu else _target(device)
     observer.stage("compile")
     compiled = []
-    for number, arm in enumerate(arms, 1):
-        compiled.append(compile_arm(space, arm, names[arm.name], plan.cases, target))
-        observer.advance(number / len(arms), arm.name)
+    pool = ThreadPoolExecutor(max_workers=os.cpu_count())
+    try:
+        results = pool.map(lambda arm: compile_arm(space, arm, names[arm.name], plan.cases, target), arms)
+        for number, result in enumerate(results, 1):
+            compiled.append(result)
+            observer.advance(number / len(arms), result.arm)
+    finally:
+        pool.shutdown(cancel_futures=True)
     cases = tuple(case.id for case in plan.cases)
     most = strategy.search.round * strategy.search.rounds if strategy.search is not None else 0
     return Outlook(len(arms), cases, tuple(compiled), most, strategy.why)
