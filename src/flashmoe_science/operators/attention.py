@@ -87,7 +87,7 @@ class _Forward(torch.autograd.Function):
             return None, None, None, None, None
         *rows, lse = ctx.saved_tensors
         query, key, value, output = with_contiguous_rows(*rows)
-        lse = lse.contiguous()  # for the same reason
+        lse = lse.contiguous()  # hooks may have restored it with other strides, too
         if grad_output is None:
             grad_output = torch.zeros_like(output)
         gradients = BACKWARD(

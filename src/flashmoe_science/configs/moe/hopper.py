@@ -28,6 +28,11 @@ class MoeHopperConfiguration:
     """A consumer whose part of a tile lies past the weight's end multiplies nothing."""
 
     @property
+    def macros(self) -> dict[str, int]:
+        shape = {"TOKENS": self.tokens, "STEP": self.step, "STAGES": self.stages}
+        return {**shape, "TRIMS": 1} if self.trims else shape
+
+    @property
     def shared_bytes(self) -> int:
         """Tiles, barriers, and what rounding the start up to 1024 bytes may take."""
         barriers = 16 * (self.stages + 2)

@@ -112,6 +112,17 @@ __device__ __forceinline__ void start_gradients(int n, float (&c)[4], uint32 sta
     c[1] = c[3] = -delta.y;
 }
 
+// ROLES 2: of the two warps that share keys, one that has to wait and one that has not.
+__device__ __forceinline__ void meet(int barrier, bool waits) {
+    if (RACECHECK) {
+        __syncthreads();
+    } else if (waits) {
+        ptx::barrier_sync(barrier, 64);
+    } else {
+        ptx::barrier_arrive(barrier, 64);
+    }
+}
+
 #if MIN_BLOCKS > 0
 #define LAUNCH_BOUNDS __launch_bounds__(kThreads, MIN_BLOCKS)
 #else
@@ -270,13 +281,7 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                                 store_shared_quad(exchanged + (m * kChunkTiles + n) * kQuadBytes, scores[m][n]);
                             }
                         }
-                        if (RACECHECK) {
-                            __syncthreads();
-                        } else if (masked.value && part == 0) {
-                            ptx::barrier_sync(barrier, 64);
-                        } else {
-                            ptx::barrier_arrive(barrier + part, 64);
-                        }
+                        meet(barrier + part, masked.value && part == 0);
                     }
                     const bool guarded = masked.value && !NO_MASK && load_shared(exchange + kWeightBytes).y != 0;
                     accumulate_groups<HEAD_DIM>(out, scores, 0, CHUNK / 16, gradients + rows + across, guarded);
@@ -284,11 +289,7 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                     bool guarded = false;
 #pragma unroll
                     for (int part = 0; part < kParts; ++part) {
-                        if (RACECHECK) {
-                            __syncthreads();
-                        } else {
-                            ptx::barrier_sync(barrier + part, 64);
-                        }
+                        meet(barrier + part, true);
                         if (part == 0) guarded = masked.value && !NO_MASK && load_shared(exchange + kWeightBytes).x != 0;
 #pragma unroll
                         for (int n = part * kPartTiles; n < (part + 1) * kPartTiles; ++n) {
