@@ -17,6 +17,7 @@ import secrets
 import signal
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -99,16 +100,19 @@ class _Channel:
 def serve(channel: _Channel, kin: Kin) -> None:
     """Answers requests until the parent closes standard input."""
     watch: Watch | None = None
+    measured_s: float | None = None
     while True:
         request = loads(Request, channel.next_line())
         try:
             if watch is None:
                 watch = _watch(request.plan, kin)
                 add_folder()
-            _run(request, channel, watch)
+            _run(request, channel, watch, measured_s)
         except LabError as error:
             channel.emit(StageFailed(str(error), int(error.exit_code)))
         else:
+            if request.stage == "bench":
+                measured_s = time.monotonic()
             channel.emit(StageDone(request.stage))
 
 
@@ -129,7 +133,8 @@ def _watch(plan: Plan, kin: Kin) -> Watch:
     return Watch(kin, kernels=kernels or plan.device != "cpu" or bool(plan.versions))
 
 
-def _run(request: Request, channel: _Channel, watch: Watch) -> None:
+def _run(request: Request, channel: _Channel, watch: Watch, measured_s: float | None) -> None:
+    """`measured_s`: when this process last measured, by ``time.monotonic``."""
     from cudadent42.model.device import DeviceLostError
     from cudadent42.stages.bench.measurement import measure
     from cudadent42.stages.verify import verify
@@ -168,6 +173,7 @@ def _run(request: Request, channel: _Channel, watch: Watch) -> None:
                 started_s=request.started_s,
                 watch=watch,
                 fresh_seed=channel.fresh_seed,
+                last_measured_s=measured_s,
             )
     except DeviceLostError as error:
         print(f"GPU context lost: {error}", file=sys.stderr, flush=True)

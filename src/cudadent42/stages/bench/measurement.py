@@ -55,6 +55,12 @@ from cudadent42.timing.timers import (
 START_WARM_UP_S = 1.0
 """Of the first case, before its warm-up blocks: clocks rise, threads start, code is paged in."""
 
+STILL_WARM_S = 5.0
+"""So long after a measurement a process's threads and pages, and a GPU's clocks, are as they were."""
+
+AGAIN_WARM_UP_S = 0.1
+"""In place of ``START_WARM_UP_S``, in a process that is still warm."""
+
 RETURN_WARM_UP = 1
 """Warm-up blocks when a case is visited again: it is calibrated, only caches and threads are cold."""
 
@@ -107,6 +113,7 @@ def measure(
     started_s: float | None = None,
     watch: Watch | None = None,
     fresh_seed: SeedSource = random_seed,
+    last_measured_s: float | None = None,
 ) -> BenchReport:
     """Times the plan, leaving out what ``verified`` failed or skipped, from visit number ``start`` on.
 
@@ -117,7 +124,8 @@ def measure(
     that there are already; ``barred`` gives reasons to leave out whole implementations; ``mark`` is told of each
     sample before it is taken; ``started_s`` is when the stage began by ``time.monotonic`` (now, if None),
     for the samples' timestamps. ``watch`` was begun before any candidate was loaded; ``fresh_seed`` gives seeds of
-    inputs, which nobody is to know before. Raises ``UsageError`` for a plan that this device cannot do.
+    inputs, which nobody is to know before. ``last_measured_s`` is when this process last measured (``time.monotonic``).
+    Raises ``UsageError`` for a plan that this device cannot do.
     """
     if plan.timer in (TimerKind.GRAPH, TimerKind.QUEUE) and not plan.device.startswith("cuda"):
         raise UsageError(
@@ -143,6 +151,7 @@ def measure(
     began_s = time.monotonic() if started_s is None else started_s
     checks = Checks(plan, watch, tell, fresh_seed)
     session = _Session(plan, implementations, unfit, tell, mark, began_s, checks)
+    session.warm_up_s = start_warm_up_s(last_measured_s)
     planned = visits(plan)
     cost = [(len(visit.blocks) or plan.warmup) * estimated_cost(plan, visit.case) for visit in planned]
     for index in range(start, len(planned)):
@@ -157,6 +166,12 @@ def measure(
     measuring = Spent(time.process_time() - ran_s, time.perf_counter() - wall_s)
     tell(Accounted(measuring, watch.account.settled()))
     return log.report()
+
+
+def start_warm_up_s(last_measured_s: float | None) -> float:
+    """Of a stage in a process that measured last at this time, by ``time.monotonic``."""
+    warm = last_measured_s is not None and time.monotonic() - last_measured_s < STILL_WARM_S
+    return AGAIN_WARM_UP_S if warm else START_WARM_UP_S
 
 
 class _Session:
@@ -186,7 +201,8 @@ class _Session:
                 emit(Message(problem))
         self.watch = ConditionWatch(gpu)
         self.started_s = started_s
-        self.warm = False
+        self.warm_up_s = START_WARM_UP_S
+        """That are still to be spent."""
         self.ready: dict[str, _Ready] = {}
         self.finished: set[str] = set()
         self.latest = ""
@@ -344,13 +360,13 @@ class _Session:
 
     def _warm_up(self, calls: Sequence[Call]) -> None:
         """Once per stage, by time; each case adds its warm-up blocks."""
-        stop = time.perf_counter() + (0.0 if self.warm else START_WARM_UP_S)
+        stop = time.perf_counter() + self.warm_up_s
         while True:
             calls[0]()
             synchronize(self.plan.device)
             if time.perf_counter() >= stop:
                 break
-        self.warm = True
+        self.warm_up_s = 0.0
 
     def _run_blocks(
         self, index: int, case: Case, ready: _Ready, blocks: range, warmup: int
