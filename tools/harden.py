@@ -78,6 +78,9 @@ KERNELS = {
     "attention_varlen": Kernel("attention_varlen.cpp", "random_varlen_calls.py"),
     "paged_append": Kernel("paged_append.cpp", "random_append_calls.py"),
     "moe_forward": Kernel("moe_forward.cpp", "random_moe_calls.py"),
+    "moe_forward matrix unit": Kernel(
+        "moe_forward.cpp", "random_moe_calls.py", ("-DEMULATE_AMX=1",), host.InstructionSet.AVX512_BF16
+    ),
     "moe_forward int8": Kernel("moe_forward.cpp", "random_moe_calls.py", ("-DWEIGHT_BITS=8",)),
     "moe_forward int4": Kernel("moe_forward.cpp", "random_moe_calls.py", ("-DWEIGHT_BITS=4",)),
     "moe_forward int4 byte products": Kernel(

@@ -156,10 +156,9 @@ def _on_cpu(operation: str, tensor: torch.Tensor, arguments: dict[str, Any]) -> 
     available = host.available_instruction_sets()
     others = []
     for other in host.InstructionSet:
-        missing = sorted(set(other.features) - host.cpu_features())
         if other is chosen:
             continue
-        if missing:
+        if missing := host.missing_for(other):
             others.append((other.value, f"the CPU lacks {', '.join(missing)}"))
         elif chosen is available[0]:
             others.append((other.value, f"the CPU has it, and {chosen.value} is faster"))
@@ -168,6 +167,10 @@ def _on_cpu(operation: str, tensor: torch.Tensor, arguments: dict[str, Any]) -> 
     reason = "the best that this CPU runs"
     if chosen is not available[0]:
         reason = f"as {host.INSTRUCTION_SET_VARIABLE} asks"
+    if chosen is host.InstructionSet.AMX:
+        multiplies = tensor.dtype == torch.bfloat16 and arguments.get("w13_scales") is None
+        unit = "with its matrix unit unless rows are few" if multiplies else "without its matrix unit"
+        reason = f"{reason}, {unit}"
     if arguments.get("w13_scales") is not None:
         further = further_features(chosen, BITS[arguments["w13"].dtype])
         reason = ", with ".join((reason, *further))

@@ -12,6 +12,7 @@ from flashmoe_science import InputError, explain, flash_attention, fused_moe
 from flashmoe_science.cuda.attention import KernelKind
 from flashmoe_science.cuda.device import GPUS
 from flashmoe_science.cuda.moe import MoeKind
+from flashmoe_science.explanation import Explanation
 from flashmoe_science.jit import host
 
 
@@ -94,6 +95,31 @@ def test_on_a_cpu_it_is_the_instruction_set(
     assert len(explained.others) == len(host.InstructionSet) - 1
     monkeypatch.setenv(host.INSTRUCTION_SET_VARIABLE, "portable")
     assert explain(function, *tensors).configuration == "portable"
+
+
+@pytest.mark.parametrize("granted", [True, False])
+@pytest.mark.parametrize("given", [attention, experts])
+def test_the_matrix_unit_is_named_where_it_is_taken(
+    given: Any, granted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = frozenset(host.InstructionSet.AMX.features)
+    monkeypatch.setattr(host, "cpu_features", lambda: features)
+    monkeypatch.setattr(host, "amx_is_granted", lambda: granted)
+    monkeypatch.setattr(host, "_compiler_takes", lambda flags: True)
+    function = flash_attention if given is attention else fused_moe
+
+    def explained(dtype: torch.dtype) -> Explanation:
+        tensors = attention(4, 4, dtype, "cpu") if given is attention else experts(4, dtype, "cpu")
+        return explain(function, *tensors)
+
+    if granted:
+        assert explained(torch.bfloat16).configuration == "amx"
+        assert "with its matrix unit" in explained(torch.bfloat16).reason
+        assert "without its matrix unit" in explained(torch.float16).reason
+        return
+    assert explained(torch.bfloat16).configuration == "avx512_bf16"
+    assert "matrix unit" not in explained(torch.bfloat16).reason
+    assert "the operating system's leave" in dict(explained(torch.bfloat16).others)["amx"]
 
 
 def test_it_reads_as_a_few_lines() -> None:

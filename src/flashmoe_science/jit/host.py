@@ -157,10 +157,10 @@ def cpu_name() -> str:
 
 def available_instruction_sets() -> tuple[InstructionSet, ...]:
     """Those that this CPU can run, fastest first."""
-    return tuple(each for each in InstructionSet if not _missing(each))
+    return tuple(each for each in InstructionSet if not missing_for(each))
 
 
-def _missing(wanted: InstructionSet) -> list[str]:
+def missing_for(wanted: InstructionSet) -> list[str]:
     """What this CPU lacks for it, or the operating system does not grant."""
     missing = sorted(set(wanted.features) - cpu_features())
     if not missing and wanted is InstructionSet.AMX:
@@ -209,7 +209,7 @@ def choose_instruction_set() -> InstructionSet:
 
 
 def require_instruction_set(wanted: InstructionSet) -> None:
-    missing = _missing(wanted)
+    missing = missing_for(wanted)
     if missing:
         raise DeviceError(
             f"this CPU cannot run {wanted.value} code (it lacks {', '.join(missing)}); "

@@ -70,6 +70,7 @@ struct AmxSession {
             layout.bytes_of_row[r] = 64;
             layout.rows[r] = AMX_ROWS;
         }
+        asm volatile("" : : "r"(&layout) : "memory");  // g++'s intrinsic says that it reads the first eight bytes
         _tile_loadconfig(&layout);
     }
     ~AmxSession() { _tile_release(); }
@@ -85,44 +86,63 @@ struct AmxRows {
     ptrdiff_t row, rows16, pairs16;
 };
 
+// What was written before is in memory for the unit: compilers do not see all that its instructions read.
+INLINE void amx_publish(const void* written) { asm volatile("" : : "r"(written) : "memory"); }
+
+// Registers 0 to 3 hold 32 x 32 numbers of C: two of rows by two of columns, of which the second may be unused.
+INLINE void amx_clear_sums() {
+    AMX_ZERO(0);
+    AMX_ZERO(1);
+    AMX_ZERO(2);
+    AMX_ZERO(3);
+}
+
+// 16 pairs of A, its second 16 rows `rows16` bytes behind the first, times 16 rows of B.
+INLINE void amx_add_products(
+    const char* a, ptrdiff_t a_row, ptrdiff_t rows16, const float* b, ptrdiff_t b_row, bool second_rows,
+    bool second_columns) {
+    AMX_LOAD(4, a, a_row);
+    AMX_LOAD(6, b, b_row);
+    AMX_DOT(0, 4, 6);
+    if (second_columns) {
+        AMX_LOAD(7, b + AMX_ROWS, b_row);
+        AMX_DOT(1, 4, 7);
+    }
+    if (second_rows) {
+        AMX_LOAD(5, a + rows16, a_row);
+        AMX_DOT(2, 5, 6);
+        if (second_columns) AMX_DOT(3, 5, 7);
+    }
+}
+
+// To rows `stride` floats apart.
+INLINE void amx_store_sums(float* to, ptrdiff_t stride, bool second_rows, bool second_columns) {
+    const ptrdiff_t to_row = stride * (ptrdiff_t)sizeof(float);
+    AMX_STORE(0, to, to_row);
+    if (second_columns) AMX_STORE(1, to + AMX_ROWS, to_row);
+    if (second_rows) {
+        AMX_STORE(2, to + AMX_ROWS * stride, to_row);
+        if (second_columns) AMX_STORE(3, to + AMX_ROWS * stride + AMX_ROWS, to_row);
+    }
+}
+
 // Where 32 x 32 numbers of C go: `at(row, column)`, `stride` floats apart, and what becomes of them there.
 template <class Target>
 static void amx_multiply(
     const AmxRows& a, int rows, const float* b, ptrdiff_t ld, int pairs, int columns, const Target& target) {
     const ptrdiff_t b_row = ld * (ptrdiff_t)sizeof(float);
+    amx_publish(b);
     for (int r = 0; r < rows; r += 2 * AMX_ROWS) {
         const bool second_rows = r + AMX_ROWS < rows;
         const char* const a_rows = a.at + r / AMX_ROWS * a.rows16;
         for (int c = 0; c < columns; c += 2 * AMX_ROWS) {
             const bool second_columns = c + AMX_ROWS < columns;
-            AMX_ZERO(0);
-            AMX_ZERO(1);
-            AMX_ZERO(2);
-            AMX_ZERO(3);
-            for (int p = 0; p < pairs; p += AMX_ROWS) {
-                const char* const a_at = a_rows + p / AMX_ROWS * a.pairs16;
-                const float* const b_at = b + p * ld + c;
-                AMX_LOAD(4, a_at, a.row);
-                AMX_LOAD(6, b_at, b_row);
-                AMX_DOT(0, 4, 6);
-                if (second_columns) {
-                    AMX_LOAD(7, b_at + AMX_ROWS, b_row);
-                    AMX_DOT(1, 4, 7);
-                }
-                if (second_rows) {
-                    AMX_LOAD(5, a_at + a.rows16, a.row);
-                    AMX_DOT(2, 5, 6);
-                    if (second_columns) AMX_DOT(3, 5, 7);
-                }
-            }
-            float* const to = target.at(r, c);
-            const ptrdiff_t to_row = target.stride * (ptrdiff_t)sizeof(float);
-            AMX_STORE(0, to, to_row);
-            if (second_columns) AMX_STORE(1, to + AMX_ROWS, to_row);
-            if (second_rows) {
-                AMX_STORE(2, to + AMX_ROWS * target.stride, to_row);
-                if (second_columns) AMX_STORE(3, to + AMX_ROWS * target.stride + AMX_ROWS, to_row);
-            }
+            amx_clear_sums();
+            for (int p = 0; p < pairs; p += AMX_ROWS)
+                amx_add_products(
+                    a_rows + p / AMX_ROWS * a.pairs16, a.row, a.rows16, b + p * ld + c, b_row, second_rows,
+                    second_columns);
+            amx_store_sums(target.at(r, c), target.stride, second_rows, second_columns);
             target.finish(r, c, second_rows ? 2 * AMX_ROWS : AMX_ROWS, second_columns ? 2 : 1);
         }
     }

@@ -10,12 +10,13 @@
 //
 // Weights and tokens are read where they lie (dot.h); what is written in between is all that a call allocates. Many
 // tokens are taken in chunks, so that this stays small. A task is one expert's block of weight rows with up to TASK_TOKENS
-// tokens; threads take tasks from a counter.
+// tokens; threads take tasks from a counter. Where there is a matrix unit, bf16 goes there as moe_amx.h says.
 
 #include <stdlib.h>
 
 #include "activation.h"
 #include "dot.h"
+#include "moe_amx.h"
 #include "moe_job.h"
 #include "parallel.h"
 #include "python_call.h"
@@ -28,9 +29,17 @@
 
 namespace {
 
+// What a thread has while it takes tasks: nothing.
+struct NoWorker {
+    explicit NoWorker(const Job&) {}
+    bool can_work(const Job&) const { return true; }
+};
+
 // How rows of weights of the tokens' type are multiplied with tokens.
 template <class Dot>
 struct PlainRows {
+    typedef NoWorker Worker;
+    static constexpr bool TILED = false;
     typedef typename Dot::Element Element;
     static constexpr int BITS = 8 * sizeof(Element);
     static constexpr bool PREPARES = false;
@@ -45,6 +54,14 @@ struct PlainRows {
     }
 };
 
+#if HAS_AMX
+// Groups of a few tokens by dot products, others on the matrix unit.
+struct TiledRows : PlainRows<BFloat16Dot> {
+    typedef AmxWorker Worker;
+    static constexpr bool TILED = true;
+};
+#endif
+
 template <class T>
 WeightRows<T> rows_of(const Matrix& matrix, int64_t first, int64_t step, int64_t rows, int64_t next) {
     return {
@@ -55,6 +72,8 @@ WeightRows<T> rows_of(const Matrix& matrix, int64_t first, int64_t step, int64_t
 
 template <class Weights, class T>
 struct QuantizedRows {
+    typedef NoWorker Worker;
+    static constexpr bool TILED = false;
     typedef T Element;
     static constexpr int BITS = Weights::BITS;
     static constexpr bool PREPARES = false;
@@ -71,6 +90,8 @@ struct QuantizedRows {
 #if HAS_INTEGER_ROWS
 template <class T>
 struct IntegerRows {
+    typedef NoWorker Worker;
+    static constexpr bool TILED = false;
     typedef T Element;
     static constexpr int BITS = Int4Weights::BITS;
     static constexpr bool PREPARES = true;
@@ -126,7 +147,7 @@ void add_bias(const char* biases, int64_t first, int64_t step, int64_t rows, int
 }
 
 template <class Rows>
-void project_up(Job& job, int64_t task, int64_t next_task) {
+void project_up(Job& job, typename Rows::Worker& worker, int64_t task, int64_t next_task) {
     typedef typename Rows::Element Element;
     const MoeProblem& p = *job.problem;
     const Part part = part_of(job, task, p.intermediate);
@@ -139,6 +160,10 @@ void project_up(Job& job, int64_t task, int64_t next_task) {
     };
     const int64_t gate = first_row(part), next = first_row(part_of(job, next_task, p.intermediate));
     const int64_t up = gate + (p.interleaved ? 1 : p.intermediate);
+#if HAS_AMX
+    if constexpr (Rows::TILED)
+        if (takes_amx(job, part)) return project_up_on_amx(job, worker, part, gate, up, step, next);
+#endif
     for (int64_t first = 0; first < part.count; first += TILE_TOKENS) {
         const int count = (int)smaller<int64_t>(TILE_TOKENS, part.count - first);
         const char* token[TILE_TOKENS];
@@ -162,7 +187,7 @@ void project_up(Job& job, int64_t task, int64_t next_task) {
 }
 
 template <class Rows>
-void project_down(Job& job, int64_t task, int64_t next_task) {
+void project_down(Job& job, typename Rows::Worker&, int64_t task, int64_t next_task) {
     typedef typename Rows::Element Element;
     const MoeProblem& p = *job.problem;
     const Part part = part_of(job, task, p.hidden);
@@ -170,6 +195,10 @@ void project_down(Job& job, int64_t task, int64_t next_task) {
     const char* const rows = Rows::PREPARES ? job.prepared_between : job.between;
     const Part next_part = part_of(job, next_task, p.hidden);
     const int64_t row = part.expert * p.hidden + part.row, next = next_part.expert * p.hidden + next_part.row;
+#if HAS_AMX
+    if constexpr (Rows::TILED)
+        if (takes_amx(job, part)) return project_down_on_amx(job, part, row, next);
+#endif
     for (int64_t first = 0; first < part.count; first += TILE_TOKENS) {
         const int count = (int)smaller<int64_t>(TILE_TOKENS, part.count - first);
         const char* token[TILE_TOKENS];
@@ -186,7 +215,7 @@ void project_down(Job& job, int64_t task, int64_t next_task) {
 
 // out = sum over the choices of their weight times their result, in the order of the choices.
 template <class Rows>
-void combine(Job& job, int64_t task, int64_t) {
+void combine(Job& job, NoWorker&, int64_t task, int64_t) {
     typedef typename Rows::Element Element;
     const MoeProblem& p = *job.problem;
     const int64_t last = smaller<int64_t>(job.chunk_tokens, (task + 1) * COMBINE_TOKENS);
@@ -205,29 +234,32 @@ void combine(Job& job, int64_t task, int64_t) {
 }
 
 // Takes runs of neighbouring tasks, the shorter the fewer are left, so that most tasks know which is the thread's next.
-template <void (*do_task)(Job&, int64_t, int64_t)>
+template <class Worker, void (*do_task)(Job&, Worker&, int64_t, int64_t)>
 void work(void* data) {
     Job& job = *(Job*)data;
+    Worker worker(job);
+    if (!worker.can_work(job)) return;
     int64_t first = __atomic_load_n(&job.next_task, __ATOMIC_RELAXED);
     while (first < job.tasks) {
         const int64_t last = first + larger<int64_t>(1, (job.tasks - first) / job.share);
         if (!__atomic_compare_exchange_n(&job.next_task, &first, last, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
-        for (int64_t task = first; task < last; ++task) do_task(job, task, smaller(task + 1, last - 1));
+        for (int64_t task = first; task < last; ++task) do_task(job, worker, task, smaller(task + 1, last - 1));
         first = __atomic_load_n(&job.next_task, __ATOMIC_RELAXED);
     }
 }
 
-template <void (*do_task)(Job&, int64_t, int64_t)>
+template <class Worker, void (*do_task)(Job&, Worker&, int64_t, int64_t)>
 void run(Job& job, int64_t tasks, int threads) {
     job.tasks = tasks;
     job.next_task = 0;
     const int used = (int)smaller<int64_t>(threads, tasks);
     job.share = used * SHARES;
-    run_on_threads(work<do_task>, &job, used);
+    run_on_threads(work<Worker, do_task>, &job, used);
 }
 
 template <class Rows>
 void run_chunk(Job& job, int threads) {
+    typedef typename Rows::Worker Worker;
     const MoeProblem& p = *job.problem;
     job.w13.row_bytes = p.hidden * Rows::BITS / 8;
     job.w2.row_bytes = p.intermediate * Rows::BITS / 8;
@@ -237,13 +269,13 @@ void run_chunk(Job& job, int threads) {
         Rows::prepare(
             job.w13, job.hidden_states + job.first_token * p.hidden * sizeof(typename Rows::Element), job.chunk_tokens,
             p.hidden, job.prepared_tokens);
-    if (groups > 0) run<project_up<Rows>>(job, groups * job.blocks, threads);
+    if (groups > 0) run<Worker, project_up<Rows>>(job, groups * job.blocks, threads);
     if (!job.out) return;
     if constexpr (Rows::PREPARES)
         Rows::prepare(job.w2, job.between, job.offset[job.active], p.intermediate, job.prepared_between);
     job.blocks = (p.hidden + TASK_ROWS - 1) / TASK_ROWS;
-    if (groups > 0) run<project_down<Rows>>(job, groups * job.blocks, threads);
-    run<combine<Rows>>(job, (job.chunk_tokens + COMBINE_TOKENS - 1) / COMBINE_TOKENS, threads);
+    if (groups > 0) run<Worker, project_down<Rows>>(job, groups * job.blocks, threads);
+    run<NoWorker, combine<Rows>>(job, (job.chunk_tokens + COMBINE_TOKENS - 1) / COMBINE_TOKENS, threads);
 }
 
 #if WEIGHT_BITS == 8
@@ -256,7 +288,9 @@ using RowsOf = QuantizedRows<Int4Weights, T>;
 template <class T>
 using RowsOf = PlainRows<WidenDot<T>>;
 #endif
-#if WEIGHT_BITS == 0
+#if WEIGHT_BITS == 0 && HAS_AMX
+typedef TiledRows BFloat16Rows;
+#elif WEIGHT_BITS == 0
 typedef PlainRows<BFloat16Dot> BFloat16Rows;
 #else
 typedef RowsOf<BFloat16> BFloat16Rows;
@@ -281,6 +315,25 @@ bool are_prepared(const MoeProblem& p) {
            is_integer_group(p.w2_group);
 #else
     return false;
+#endif
+}
+
+// Bytes of intermediate values as the matrix unit reads them; 0: no group of the call goes there.
+int64_t column_bytes(const MoeProblem& p, int64_t slots) {
+#if HAS_AMX
+    if (BFloat16Rows::TILED && p.element_type == BFLOAT16 && slots >= MOE_AMX_LEAST_TOKENS)
+        return columns_of(slots, smaller(slots, p.experts)) * panel_pairs(p.intermediate) * sizeof(float);
+#endif
+    return 0;
+}
+
+// This thread's memory for the same; false: there is none.
+bool reserve_for_columns(Job& job, int64_t slots) {
+#if HAS_AMX
+    job.scratch_floats = scratch_floats_of(*job.problem, slots);
+    return reserve_scratch(job.scratch_floats);
+#else
+    return true;
 #endif
 }
 
@@ -327,7 +380,9 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_moe_forward(
     const int64_t between_bytes = prepared ? slots * prepared_bytes(p.intermediate) : 0;
     // Rows that straddle cache lines would cost a second access for each vector.
     void* memory = nullptr;
-    const int64_t bytes = tokens_bytes + between_bytes + slots * (slot_bytes + 4) + (z ? 3 : 1) * task_bytes +
+    const int64_t columns_bytes = column_bytes(p, slots);
+    if (columns_bytes && !reserve_for_columns(job, slots)) return OUT_OF_MEMORY;
+    const int64_t bytes = tokens_bytes + between_bytes + columns_bytes + slots * (slot_bytes + 4) + (z ? 3 : 1) * task_bytes +
                           3 * count_bytes + CACHE_LINE;
     if (posix_memalign(&memory, CACHE_LINE, bytes) != 0) return OUT_OF_MEMORY;
     char* at = (char*)memory;
@@ -340,6 +395,7 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_moe_forward(
         job.prepared_tokens = take(tokens_bytes);
         job.prepared_between = take(between_bytes);
     }
+    if (columns_bytes) job.between_columns = (float*)take(columns_bytes);
     job.between = take(slots * p.intermediate * size);
     job.down = take((slots * p.hidden * size + 7) / 8 * 8);
     job.task = (int64_t*)take(task_bytes);
