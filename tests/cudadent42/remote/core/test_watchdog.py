@@ -1,4 +1,8 @@
-"""The watchdog as a real process: what it takes for idle, when its budget ends, and what it survives."""
+"""The watchdog as a real process: what it takes for idle, when its budget ends, and what it survives.
+
+Its seconds are the test's: what it reads for /proc/uptime is a file, and its ``sleep`` adds to that what it was asked
+for. So a look follows on the last one at once. One test has the kernel's clock and coreutils' ``sleep``.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,16 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 NEVER = 10_000_000
 """Seconds."""
 
+SLEEP = """case $1 in *.*) exec '{sleep}' "$1" ;; esac
+[ ! -e '{done}' ] || exec '{sleep}' 1000
+read -r now rest <'{clock}'
+now=$((${{now%%.*}} + ${{1%%.*}}))
+echo "$now.00 0.00" >'{clock}.new' && '{mv}' '{clock}.new' '{clock}'
+exec '{sleep}' 0.01
+"""
+"""A part of a second is what a job is given to end in. Once it has acted time stands still, so that it does not act
+again before the test has looked."""
+
 ACTION = """#!/bin/sh
 echo "$*" >>"$(dirname "$0")/done"
 """
@@ -28,11 +42,13 @@ echo "$*" >>"$(dirname "$0")/done"
 def until(happens: Callable[[], bool]) -> None:
     """Waits for as long as it takes."""
     while not happens():
-        time.sleep(0.05)
+        time.sleep(0.01)
 
 
-def uptime() -> int:
-    return int(float(Path("/proc/uptime").read_text().split()[0]))
+def program(name: str) -> str:
+    path = shutil.which(name)
+    assert path is not None, name
+    return path
 
 
 def end(job: subprocess.Popen[bytes]) -> None:
@@ -50,6 +66,25 @@ class Machine:
     home: Path
     process: subprocess.Popen[bytes] | None = None
     jobs: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def clock(self) -> Path:
+        return self.home / "uptime"
+
+    def uptime(self) -> int:
+        return int(float(self.clock.read_text().split()[0]))
+
+    def by_its_own_clock(self) -> None:
+        self.clock.write_text("1000.00 0.00\n")
+        text = script("watchdog.sh")
+        assert text.count("</proc/uptime") == 1
+        (self.guard / "watchdog.sh").write_text(text.replace("</proc/uptime", f"<'{self.clock}'"))
+        programs = {name: program(name) for name in ("mv", "sleep")}
+        self.tool("sleep", SLEEP.format(clock=self.clock, done=self.home / "done", **programs))
+
+    def by_the_kernels_clock(self) -> None:
+        (self.guard / "watchdog.sh").write_text(script("watchdog.sh"))
+        (self.home / "tools" / "sleep").unlink()
 
     @property
     def guard(self) -> Path:
@@ -109,9 +144,9 @@ class Machine:
         return path.read_text().splitlines() if path.exists() else []
 
     def rounds(self, count: int) -> None:
-        """Wait until the watchdog has looked so often again: its kernel clock went on by as many ticks."""
-        end = uptime() + count
-        until(lambda: uptime() > end)
+        """Wait until the watchdog has looked so often again: its clock went on by as many ticks."""
+        end = self.uptime() + count
+        until(lambda: self.uptime() > end)
 
 
 @pytest.fixture
@@ -120,7 +155,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     made.guard.mkdir()
     made.runs.mkdir()
     (made.guard / "folders").write_text(f"{made.runs}\n")
-    (made.guard / "watchdog.sh").write_text(script("watchdog.sh"))
+    made.by_its_own_clock()
     (tmp_path / "act ion").write_text(ACTION)
     (tmp_path / "act ion").chmod(0o755)
     made.tool("nvidia-smi", "exit 9\n")
@@ -133,7 +168,10 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     assert not (tmp_path / "bad").exists()
 
 
-def test_an_idle_machine_is_ended(machine: Machine) -> None:
+@pytest.mark.parametrize("kernels", [False, True], ids=["the test's clock", "the kernel's clock"])
+def test_an_idle_machine_is_ended(machine: Machine, kernels: bool) -> None:
+    if kernels:
+        machine.by_the_kernels_clock()
     machine.limits(idle=2)
     machine.watch()
     until(lambda: machine.done() != [])
@@ -190,7 +228,7 @@ def test_a_run_within_its_budget_goes_on(machine: Machine) -> None:
 
 def test_new_limits_take_the_place_of_the_old_ones(machine: Machine) -> None:
     machine.run()
-    (machine.guard / "state").write_text(f"once {BOOT.read_text().strip()} {uptime()} 100000\n")
+    (machine.guard / "state").write_text(f"once {BOOT.read_text().strip()} {machine.uptime()} 100000\n")
     machine.limits(budget=NEVER)
     machine.watch()
     machine.limits(budget=NEVER - 1, armed="twice")
@@ -274,7 +312,7 @@ def test_what_was_spent_outlives_the_process(machine: Machine) -> None:
     assert machine.process is not None
     end(machine.process)  # with what it has just started: that would put its own state in this one's place
     boot = BOOT.read_text().strip()
-    (machine.guard / "state").write_text(f"once {boot} {uptime() - 50} 1000\n")
+    (machine.guard / "state").write_text(f"once {boot} {machine.uptime() - 50} 1000\n")
     machine.watch()
     until(lambda: int((machine.guard / "state").read_text().split()[3]) >= 1050)
 
@@ -283,10 +321,11 @@ def test_what_was_spent_outlives_a_restart_of_the_machine(machine: Machine) -> N
     (machine.guard / "state").write_text(f"once another-boot {NEVER} 1000\n")
     machine.limits(budget=NEVER)
     machine.watch()
+    before = machine.uptime()
     kept = (machine.guard / "state").read_text().split()
     assert kept[1] == BOOT.read_text().strip()
-    assert int(kept[3]) - uptime() + 60 >= 1000
-    assert int(kept[3]) <= 1000 + uptime()
+    assert int(kept[3]) - before + 62 >= 1000  # kept once a minute
+    assert int(kept[3]) <= 1000 + machine.uptime()
 
 
 @pytest.mark.parametrize(
@@ -355,10 +394,8 @@ def test_how_a_machine_is_powered_off(machine: Machine, sudo: bool) -> None:
     """By stand-ins alone, and nothing else on PATH that could do it."""
     for name in ("shutdown", "systemctl", "poweroff", *(["sudo"] if sudo else [])):
         machine.tool(name, f'echo "{name} $*" >>"{machine.home}/done"\n')
-    for name in ("cat", "dirname", "du", "flock", "mv", "rm", "sleep", "stat", "sync", "timeout"):
-        path = shutil.which(name)
-        assert path is not None, name
-        (machine.home / "tools" / name).symlink_to(path)
+    for name in ("cat", "dirname", "du", "flock", "mv", "rm", "stat", "sync", "timeout"):
+        (machine.home / "tools" / name).symlink_to(program(name))
     machine.limits(idle=1, action="poweroff")
     machine.watch(PATH=f"{machine.home}/tools")
     until(lambda: machine.done() != [])
