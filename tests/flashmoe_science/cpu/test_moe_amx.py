@@ -1,4 +1,4 @@
-"""Experts' products on the matrix unit, computed by loops in place of its instructions where the processor has none."""
+"""Experts' products on the matrix unit: by loops in place of its instructions, and by these where the processor can."""
 
 from __future__ import annotations
 
@@ -29,25 +29,32 @@ LEAST = 5
 """MOE_AMX_LEAST_TOKENS of moe_amx.h."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _emulated() -> Iterator[None]:
+EMULATED, PROCESSORS = "emulated", "the processor's"
+
+
+@pytest.fixture(scope="module", autouse=True, params=[EMULATED, PROCESSORS])
+def unit(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every call of the kernel takes the code for the matrix unit."""
     load = library.load_function
+    if request.param == EMULATED:
+        instruction_set, macros = InstructionSet.AVX512_BF16, {"EMULATE_AMX": 1}
+    else:
+        instruction_set, macros = InstructionSet.AMX, {}
+        if instruction_set not in host.available_instruction_sets():
+            pytest.skip("this CPU lacks amx")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_moe, "_plans", {})
         patch.setattr(
             cpu_moe,
             "_load",
-            lambda _: load(
-                "moe_forward", "flashmoe_moe_method", InstructionSet.AVX512_BF16, {"EMULATE_AMX": 1}
-            ),
+            lambda _: load("moe_forward", "flashmoe_moe_method", instruction_set, macros),
         )
-        yield
+        yield request.param
 
 
 @pytest.fixture
 def by_dot_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the test changes it back, as on a processor without the unit."""
+    """Until the test undoes it, as on a processor without the unit."""
     load = library.load_function
     monkeypatch.setattr(cpu_moe, "_plans", {})
     monkeypatch.setattr(
@@ -257,13 +264,13 @@ def test_nothing_outside_the_tensors_is_read(
     assert torch.equal(cpu_moe.forward(*guarded, **biases), cpu_moe.forward(*moe.tensors, **moe.biases))
 
 
-def test_without_memory_there_is_an_error() -> None:
+def test_without_memory_there_is_an_error(unit: str) -> None:
     """For a thread's packed tokens; nothing is written."""
     built = host.build(
         library.SOURCES / "moe_forward.cpp",
         "moe_forward",
-        InstructionSet.AVX512_BF16,
-        macros={"EMULATE_AMX": 1},
+        InstructionSet.AVX512_BF16 if unit == EMULATED else InstructionSet.AMX,
+        macros={"EMULATE_AMX": 1} if unit == EMULATED else {},
     )
     launch = host.load(built).flashmoe_moe_forward
     launch.argtypes = [ctypes.c_void_p] * 12 + [ctypes.c_int]

@@ -20,10 +20,10 @@
 #ifndef MOE_AMX_LEAST_TOKENS
 #define MOE_AMX_LEAST_TOKENS 5
 #endif
-// Whether memory of the rows that a thread multiplies next is asked for: a block of rows is too many streams for the
-// processor to follow.
+// How memory of the rows that a thread multiplies next is asked for, as a block of rows is too many streams for the processor to
+// follow. 0: not at all; 1: in the order in which the rows are multiplied; 2: in the order in which they lie, where that is one run.
 #ifndef MOE_AMX_FETCHES
-#define MOE_AMX_FETCHES 1
+#define MOE_AMX_FETCHES 2
 #endif
 
 namespace {
@@ -46,7 +46,10 @@ struct AmxWorker {
     bool can_work(const Job& job) const { return tokens || !job.scratch_floats; }
 };
 
-bool takes_amx(const Job& job, const Part& part) { return job.between_columns && part.count >= MOE_AMX_LEAST_TOKENS; }
+bool takes_amx(const Job& job, const Part& part) { return job.columns && part.count >= MOE_AMX_LEAST_TOKENS; }
+
+// The panel that begins with this column of `between`.
+float* between_of(const Job& job, int64_t column) { return (float*)(job.between + column * job.between_row); }
 
 int64_t scratch_floats_of(const MoeProblem& p, int64_t slots) {
     const int64_t tokens = smaller<int64_t>(TASK_TOKENS, (slots + PANEL_TOKENS - 1) / PANEL_TOKENS * PANEL_TOKENS);
@@ -76,6 +79,7 @@ struct BlockOfWeights {
     ptrdiff_t row;
     int rows;          // 16 or 32
     const char* next;  // null, or what to ask memory for meanwhile: as many rows from here on, as far apart
+    bool in_one_run;   // whether rows lie one behind the other
 };
 
 // out[row][token] = sum over the depth, a multiple of 16; PANEL_TOKENS floats from one row to the next.
@@ -85,6 +89,9 @@ void multiply_panel(const BlockOfWeights& weights, const float* panel, int colum
     const ptrdiff_t panel_row = columns * sizeof(float);
     const char* at = weights.at;
     const char* next = weights.next;
+    // So many lines are asked for in a step, so far apart.
+    const bool in_order = MOE_AMX_FETCHES == 2 && weights.in_one_run;
+    const ptrdiff_t next_line = in_order ? BYTES : weights.row, next_step = in_order ? weights.rows * BYTES : BYTES;
     amx_publish(panel);
     amx_clear_sums();
     for (int left = depth; left >= STEP; left -= STEP, at += BYTES, panel += AMX_ROWS * columns) {
@@ -92,8 +99,8 @@ void multiply_panel(const BlockOfWeights& weights, const float* panel, int colum
         if (!next) continue;
         for (int r = 0; r < weights.rows; r += AMX_ROWS)
 #pragma GCC unroll 16
-            for (int i = 0; i < AMX_ROWS; ++i) __builtin_prefetch(next + (r + i) * weights.row, 0, 2);
-        next += BYTES;
+            for (int i = 0; i < AMX_ROWS; ++i) __builtin_prefetch(next + (r + i) * next_line, 0, 2);
+        next += next_step;
     }
     if (depth % STEP) {
         // A register reads whole lines of 64 bytes; what lies behind a row's end is another's, or nobody's.
@@ -182,7 +189,7 @@ void project_up_on_amx(
     const int64_t row_bytes = job.w13.row_bytes;
     const auto block = [&](int64_t row, int64_t then, bool first) {
         const char* const after = MOE_AMX_FETCHES && first ? job.w13.data + then * row_bytes : nullptr;
-        return BlockOfWeights{job.w13.data + row * row_bytes, step * row_bytes, rows, after};
+        return BlockOfWeights{job.w13.data + row * row_bytes, step * row_bytes, rows, after, step == 1};
     };
     pack_group(job, worker, part);
     for (int64_t first = 0; first < part.count; first += PANEL_TOKENS) {
@@ -195,7 +202,7 @@ void project_up_on_amx(
         if (gated) add_row_bias(job.w13_bias, up, step, rows, columns, projected[1]);
         if (job.z) keep_projected_columns(job, part, part.z_row + first, projected[0], projected[1], count);
         if (!job.out) continue;
-        float* const to = job.between_columns + (part.column + first) * panel_pairs(p.intermediate) + part.row / 2 * columns;
+        float* const to = between_of(job, part.between + first) + part.row / 2 * columns;
         activate_panel(p.activation, projected[0], projected[1], rows, columns, to);
         // The last block's rows may end in the middle of a register.
         memset(to + rows / 2 * columns, 0, (TASK_ROWS - rows) / 2 * columns * sizeof(float));
@@ -211,8 +218,8 @@ void project_down_on_amx(const Job& job, const Part& part, int64_t row, int64_t 
         const int count = (int)smaller<int64_t>(PANEL_TOKENS, part.count - first), columns = panel_columns(count);
         alignas(64) float projected[TASK_ROWS * PANEL_TOKENS];
         const char* const after = MOE_AMX_FETCHES && first == 0 ? job.w2.data + next * row_bytes : nullptr;
-        const BlockOfWeights block = {job.w2.data + row * row_bytes, row_bytes, rows, after};
-        const float* const panel = job.between_columns + (part.column + first) * panel_pairs(p.intermediate);
+        const BlockOfWeights block = {job.w2.data + row * row_bytes, row_bytes, rows, after, true};
+        const float* const panel = between_of(job, part.between + first);
         multiply_panel(block, panel, columns, (int)p.intermediate, projected);
         add_row_bias(job.w2_bias, row, 1, rows, columns, projected);
         const int32_t* const slot = job.slots + part.first + first;

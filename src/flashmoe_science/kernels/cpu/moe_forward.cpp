@@ -176,7 +176,7 @@ void project_up(Job& job, typename Rows::Worker& worker, int64_t task, int64_t n
         if (job.z) keep_projected<Element>(job, part, part.z_row + first, projected[0], projected[1], count);
         if (!job.out) continue;
         for (int i = 0; i < count; ++i) {
-            Element* const to = (Element*)job.between + (part.first + first + i) * p.intermediate + part.row;
+            Element* const to = (Element*)(job.between + (part.between + first + i) * job.between_row) + part.row;
             for (int r = 0; r < part.rows; r += W) {
                 F x = activate(p.activation, load(projected[0] + i * TASK_ROWS + r));
                 if (gated) x = mul(x, factor_of(p.activation, load(projected[1] + i * TASK_ROWS + r)));
@@ -191,7 +191,7 @@ void project_down(Job& job, typename Rows::Worker&, int64_t task, int64_t next_t
     typedef typename Rows::Element Element;
     const MoeProblem& p = *job.problem;
     const Part part = part_of(job, task, p.hidden);
-    const int64_t row_bytes = Rows::token_bytes(p.intermediate);
+    const int64_t row_bytes = Rows::PREPARES ? Rows::token_bytes(p.intermediate) : job.between_row;
     const char* const rows = Rows::PREPARES ? job.prepared_between : job.between;
     const Part next_part = part_of(job, next_task, p.hidden);
     const int64_t row = part.expert * p.hidden + part.row, next = next_part.expert * p.hidden + next_part.row;
@@ -203,7 +203,7 @@ void project_down(Job& job, typename Rows::Worker&, int64_t task, int64_t next_t
         const int count = (int)smaller<int64_t>(TILE_TOKENS, part.count - first);
         const char* token[TILE_TOKENS];
         float projected[TILE_TOKENS * TASK_ROWS];
-        for (int i = 0; i < count; ++i) token[i] = rows + (part.first + first + i) * row_bytes;
+        for (int i = 0; i < count; ++i) token[i] = rows + (part.between + first + i) * row_bytes;
         Rows::multiply(job.w2, row, 1, part.rows, next, token, count, p.intermediate, projected);
         add_bias<Element>(job.w2_bias, row, 1, part.rows, count, projected);
         for (int i = 0; i < count; ++i) {
@@ -318,23 +318,28 @@ bool are_prepared(const MoeProblem& p) {
 #endif
 }
 
-// Bytes of intermediate values as the matrix unit reads them; 0: no group of the call goes there.
-int64_t column_bytes(const MoeProblem& p, int64_t slots) {
+// Whether groups may go to the matrix unit.
+bool have_columns(const MoeProblem& p, int64_t slots) {
 #if HAS_AMX
-    if (BFloat16Rows::TILED && p.element_type == BFLOAT16 && slots >= MOE_AMX_LEAST_TOKENS)
-        return columns_of(slots, smaller(slots, p.experts)) * panel_pairs(p.intermediate) * sizeof(float);
+    return BFloat16Rows::TILED && p.element_type == BFLOAT16 && slots >= MOE_AMX_LEAST_TOKENS;
+#else
+    return false;
 #endif
-    return 0;
 }
 
-// This thread's memory for the same; false: there is none.
-bool reserve_for_columns(Job& job, int64_t slots) {
+// How `between` lies, for so many slots; the bytes that it takes. With columns this thread has what it packs tokens in; less
+// than zero: there is no memory for that.
+int64_t arrange_between(Job& job, int64_t slots, int64_t size) {
+    const MoeProblem& p = *job.problem;
+    job.between_row = p.intermediate * size;
+    job.columns = have_columns(p, slots);
+    if (!job.columns) return slots * job.between_row;
 #if HAS_AMX
-    job.scratch_floats = scratch_floats_of(*job.problem, slots);
-    return reserve_scratch(job.scratch_floats);
-#else
-    return true;
+    job.between_row = panel_pairs(p.intermediate) * sizeof(float);
+    job.scratch_floats = scratch_floats_of(p, slots);
+    if (!reserve_scratch(job.scratch_floats)) return -1;
 #endif
+    return columns_of(slots, smaller(slots, p.experts)) * job.between_row;
 }
 
 // Bytes of a prepared row.
@@ -380,10 +385,10 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_moe_forward(
     const int64_t between_bytes = prepared ? slots * prepared_bytes(p.intermediate) : 0;
     // Rows that straddle cache lines would cost a second access for each vector.
     void* memory = nullptr;
-    const int64_t columns_bytes = column_bytes(p, slots);
-    if (columns_bytes && !reserve_for_columns(job, slots)) return OUT_OF_MEMORY;
-    const int64_t bytes = tokens_bytes + between_bytes + columns_bytes + slots * (slot_bytes + 4) + (z ? 3 : 1) * task_bytes +
-                          3 * count_bytes + CACHE_LINE;
+    const int64_t values_bytes = arrange_between(job, slots, size);
+    if (values_bytes < 0) return OUT_OF_MEMORY;
+    const int64_t bytes = tokens_bytes + between_bytes + values_bytes + slots * (p.hidden * size + 4) +
+                          (z ? 3 : 1) * task_bytes + 3 * count_bytes + CACHE_LINE;
     if (posix_memalign(&memory, CACHE_LINE, bytes) != 0) return OUT_OF_MEMORY;
     char* at = (char*)memory;
     const auto take = [&at](int64_t bytes) {
@@ -395,8 +400,7 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_moe_forward(
         job.prepared_tokens = take(tokens_bytes);
         job.prepared_between = take(between_bytes);
     }
-    if (columns_bytes) job.between_columns = (float*)take(columns_bytes);
-    job.between = take(slots * p.intermediate * size);
+    job.between = take(values_bytes);
     job.down = take((slots * p.hidden * size + 7) / 8 * 8);
     job.task = (int64_t*)take(task_bytes);
     if (z) {

@@ -66,8 +66,9 @@ struct Job {
     char* z;                 // null, or [slot of the whole call in sorted order][rows of w13]: the first product
     int64_t* z_next;         // [experts]: where in z the expert's next slot goes
     int64_t* z_row;          // [active]: where in z the expert's first slot of the chunk goes
-    char* between;           // [slot in sorted order][intermediate]
-    float* between_columns;  // null, or the same as moe_amx.h reads it
+    char* between;           // [Part::between ...][intermediate], by rows or as moe_amx.h keeps a group's
+    int64_t between_row;     // bytes from one row to the next
+    bool columns;            // groups in `between` begin with whole registers, for moe_amx.h
     int64_t scratch_floats;  // of each thread, for moe_amx.h
     char* prepared_tokens;   // null, or rows of the chunk's tokens as IntegerRows reads them
     char* prepared_between;  // the same of `between`
@@ -131,7 +132,7 @@ void begin_z(Job& job) {
     for (int64_t e = 1; e <= p.experts; ++e) job.z_next[e] += job.z_next[e - 1];
 }
 
-// Slots that moe_amx.h keeps as columns, side by side.
+// An expert's first slot as a column for moe_amx.h is a multiple of this.
 constexpr int COLUMN_STEP = 16;
 
 // Columns for so many slots of so many experts.
@@ -145,7 +146,7 @@ struct Part {
     int64_t first, count;  // in sorted order
     int64_t row, rows;
     int64_t z_row;         // of the first
-    int64_t column;        // of the first, where an expert's slots begin at a multiple of COLUMN_STEP
+    int64_t between;       // the first's row in Job::between, or its column
 };
 
 // Tasks run over the blocks of rows first: their tokens are then in the cache.
@@ -163,7 +164,7 @@ Part part_of(const Job& job, int64_t task, int64_t rows) {
     part.count = smaller<int64_t>(TASK_TOKENS, job.offset[low + 1] - part.first);
     part.row = task % job.blocks * TASK_ROWS;
     part.rows = smaller<int64_t>(TASK_ROWS, rows - part.row);
-    part.column = columns_of(job.offset[low], low) + part.first - job.offset[low];
+    part.between = job.columns ? columns_of(job.offset[low], low) + part.first - job.offset[low] : part.first;
     part.z_row = job.z ? job.z_row[low] + part.first - job.offset[low] : 0;
     return part;
 }
