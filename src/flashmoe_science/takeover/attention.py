@@ -9,6 +9,7 @@ from flashmoe_science import autocast
 from flashmoe_science.attention import flash_attention
 from flashmoe_science.errors import BuildError, DeviceError, InputError
 from flashmoe_science.takeover.availability import failed, why_no_attention, why_no_lists
+from flashmoe_science.takeover.capture import make_ready
 from flashmoe_science.takeover.conditions import why_not, why_not_plain
 from flashmoe_science.takeover.key_lists import over_lists, why_not_listed
 from flashmoe_science.takeover.masks import Range, key_ranges, uniform
@@ -79,6 +80,8 @@ def attempt(
             if output.is_cuda and not shorter:
                 remember(query, key, value, causal=is_causal, scale=scale, grouped=grouped)
             return output
+        if query.is_cuda:
+            make_ready(query.device, query.dtype)
         return _over_ranges(query, key, value, ranges, scale)
     except InputError:
         return "an argument that the kernel refuses"

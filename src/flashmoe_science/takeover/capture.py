@@ -1,0 +1,36 @@
+"""PyTorch's libraries, made ready for what is captured.
+
+A mask of many queries is read before it is taken, and under capture nobody can read it: PyTorch's own kernel is
+recorded then. Its libraries (cuDNN, cuBLAS) make a handle at a thread's first call, which a capture does not survive.
+Without the takeover the call before the capture is that first one.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+_ROWS, _HEAD_DIM = 16, 64
+"""Of a call that every backend takes."""
+
+
+class _Thread(threading.local):
+    """Handles are a thread's own."""
+
+    def __init__(self) -> None:
+        self.ready: set[tuple[torch.device, torch.dtype]] = set()
+
+
+_thread = _Thread()
+
+
+def make_ready(device: torch.device, dtype: torch.dtype) -> None:
+    """PyTorch's own attention under a mask, on a few rows, at this thread's first call for a device and dtype."""
+    # Where others than PyTorch's operations are asked for, there may be no kernel at all for a mask.
+    if (device, dtype) in _thread.ready or not torch.backends.cuda.math_sdp_enabled():
+        return
+    _thread.ready.add((device, dtype))
+    rows = torch.zeros(1, 1, _ROWS, _HEAD_DIM, dtype=dtype, device=device)
+    mask = torch.ones(_ROWS, _ROWS, dtype=torch.bool, device=device)
+    torch._C._nn.scaled_dot_product_attention(rows, rows, rows, mask)
