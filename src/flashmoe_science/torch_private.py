@@ -49,3 +49,8 @@ flash_is_allowed: Callable[[], bool] = getattr(
     torch._C, "_get_flash_sdp_enabled", torch.backends.cuda.flash_sdp_enabled
 )
 """Whether the user lets scaled_dot_product_attention choose FlashAttention."""
+
+math_is_allowed: Callable[[], bool] = getattr(
+    torch._C, "_get_math_sdp_enabled", torch.backends.cuda.math_sdp_enabled
+)
+"""Whether the user lets it choose PyTorch's operations, which take every call."""

@@ -11,6 +11,8 @@ import threading
 
 import torch
 
+from flashmoe_science.torch_private import math_is_allowed
+
 _ROWS, _HEAD_DIM = 16, 64
 """Of a call that every backend takes."""
 
@@ -28,7 +30,7 @@ _thread = _Thread()
 def make_ready(device: torch.device, dtype: torch.dtype) -> None:
     """PyTorch's own attention under a mask, on a few rows, at this thread's first call for a device and dtype."""
     # Where others than PyTorch's operations are asked for, there may be no kernel at all for a mask.
-    if (device, dtype) in _thread.ready or not torch.backends.cuda.math_sdp_enabled():
+    if (device, dtype) in _thread.ready or not math_is_allowed():
         return
     _thread.ready.add((device, dtype))
     rows = torch.zeros(1, 1, _ROWS, _HEAD_DIM, dtype=dtype, device=device)

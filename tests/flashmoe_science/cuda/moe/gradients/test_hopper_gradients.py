@@ -91,7 +91,7 @@ def test_what_would_spill_is_refused() -> None:
 TILES = [
     pytest.param(configs.WIDE, id="wide"),
     pytest.param(configs.IN_REGISTERS, id="in registers", marks=pytest.mark.slow),
-    pytest.param(configs.ONE_EPILOGUE, id="one epilogue", marks=pytest.mark.slow),
+    pytest.param(configs.FOUR_EPILOGUES, id="four epilogues", marks=pytest.mark.slow),
     pytest.param(configs.TRIMMED, id="trimmed", marks=pytest.mark.slow),
 ]
 
@@ -219,7 +219,7 @@ def test_gradients_of_swiglu(
 @NEEDS_COMPILER
 @pytest.mark.usefixtures("emulated_launches")
 @pytest.mark.parametrize(
-    ("tiles", "hidden", "intermediate"), [(configs.ONE_EPILOGUE, 80, 272), (configs.TRIMMED, 272, 80)]
+    ("tiles", "hidden", "intermediate"), [(configs.FOUR_EPILOGUES, 80, 272), (configs.TRIMMED, 272, 80)]
 )
 def test_variants_of_the_products_have_the_same_bits(
     tiles: MoeHopperBackward, hidden: int, intermediate: int
