@@ -90,6 +90,12 @@ KERNELS = {
         further_features=host.integer_dot_products,
     ),
     "moe_backward": Kernel("moe_backward.cpp", "random_moe_backward_calls.py"),
+    "moe_backward matrix unit": Kernel(
+        "moe_backward.cpp",
+        "random_moe_backward_calls.py",
+        ("-DEMULATE_AMX=1",),
+        host.InstructionSet.AVX512_BF16,
+    ),
     "topk_routing": Kernel("topk_routing.cpp", "random_topk_routing_calls.py"),
     "topk_routing_backward": Kernel("topk_routing_backward.cpp", "random_topk_routing_backward_calls.py"),
 }

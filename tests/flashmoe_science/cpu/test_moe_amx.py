@@ -11,6 +11,7 @@ import torch
 from cpu_attention import GuardedMemory
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matrix_unit import UNITS, code_of
 from moe_reference import Moe, assert_as_exact_as_torch, exact_moe, interleaved, make_moe, torch_moe
 
 from flashmoe_science.cpu import library, moe_training
@@ -20,34 +21,20 @@ from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.moe_arguments import Activation, W13Layout
 from flashmoe_science.moe_gradients import MoeTensors
 
-pytestmark = pytest.mark.skipif(
-    InstructionSet.AVX512_BF16 not in host.available_instruction_sets(), reason="needs AVX512-BF16"
-)
-
 BF16 = torch.bfloat16
 LEAST = 5
 """MOE_AMX_LEAST_TOKENS of moe_amx.h."""
 
 
-EMULATED, PROCESSORS = "emulated", "the processor's"
-
-
-@pytest.fixture(scope="module", autouse=True, params=[EMULATED, PROCESSORS])
+@pytest.fixture(scope="module", autouse=True, params=UNITS)
 def unit(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every call of the kernel takes the code for the matrix unit."""
     load = library.load_function
-    if request.param == EMULATED:
-        instruction_set, macros = InstructionSet.AVX512_BF16, {"EMULATE_AMX": 1}
-    else:
-        instruction_set, macros = InstructionSet.AMX, {}
-        if instruction_set not in host.available_instruction_sets():
-            pytest.skip("this CPU lacks amx")
+    instruction_set, macros = code_of(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_moe, "_plans", {})
         patch.setattr(
-            cpu_moe,
-            "_load",
-            lambda _: load("moe_forward", "flashmoe_moe_method", instruction_set, macros),
+            cpu_moe, "_load", lambda _: load("moe_forward", "flashmoe_moe_method", instruction_set, macros)
         )
         yield request.param
 
@@ -266,12 +253,8 @@ def test_nothing_outside_the_tensors_is_read(
 
 def test_without_memory_there_is_an_error(unit: str) -> None:
     """For a thread's packed tokens; nothing is written."""
-    built = host.build(
-        library.SOURCES / "moe_forward.cpp",
-        "moe_forward",
-        InstructionSet.AVX512_BF16 if unit == EMULATED else InstructionSet.AMX,
-        macros={"EMULATE_AMX": 1} if unit == EMULATED else {},
-    )
+    instruction_set, macros = code_of(unit)
+    built = host.build(library.SOURCES / "moe_forward.cpp", "moe_forward", instruction_set, macros=macros)
     launch = host.load(built).flashmoe_moe_forward
     launch.argtypes = [ctypes.c_void_p] * 12 + [ctypes.c_int]
     huge = (ctypes.c_int64 * 11)(1, LEAST, 2**50, 16, 1, 1, 1, 0, 0, 0, 0)

@@ -341,6 +341,7 @@ template <void (*do_task)(Job&, int64_t, TileMemory&)>
 void work(void* data) {
     Job& job = *(Job*)data;
     TileMemory& memory = job.memory[__atomic_fetch_add(&job.threads, 1, __ATOMIC_RELAXED)];
+    [[maybe_unused]] const AmxSession session;
     for (;;) {
         const int64_t task = __atomic_fetch_add(&job.next_task, 1, __ATOMIC_RELAXED);
         if (task >= job.tasks) return;
