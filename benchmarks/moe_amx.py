@@ -16,6 +16,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,6 +125,18 @@ def measure(call: Call, launches: dict[str, Launch], rounds: int, deadline: floa
     }
 
 
+def compiled(with_unit: InstructionSet, further: dict[str, int]) -> dict[str, Launch]:
+    """The kernel of each way, all compiled at once."""
+
+    def load(macros: dict[str, int] | None) -> Launch:
+        instruction_set = InstructionSet.AVX512_BF16 if macros is None else with_unit
+        given = None if macros is None else {**macros, **further}
+        return load_function("moe_forward", "flashmoe_moe_method", instruction_set, given)
+
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(WAYS, pool.map(load, WAYS.values()), strict=True))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -139,16 +152,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     with_unit = InstructionSet.AVX512_BF16 if arguments.emulated else InstructionSet.AMX
     require_instruction_set(with_unit)
-    emulation = {"EMULATE_AMX": 1} if arguments.emulated else {}
-    launches = {
-        name: load_function(
-            "moe_forward",
-            "flashmoe_moe_method",
-            InstructionSet.AVX512_BF16 if macros is None else with_unit,
-            None if macros is None else {**macros, **emulation},
-        )
-        for name, macros in WAYS.items()
-    }
+    launches = compiled(with_unit, {"EMULATE_AMX": 1} if arguments.emulated else {})
     layers = {"cached": (512, 192, 16), "from memory": (2048, 768, 24)}
     cases = {}
     deadline = time.perf_counter() + arguments.seconds
