@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from cudadent42.decisions.margin import lower, upper
 
 Floats = NDArray[np.float64]
+_Number = TypeVar("_Number", bound=np.generic)
 
 RESAMPLES = 4000
 """The ends of a 95 % interval then rest on 100 resamples each, and move by about 2 % of its width between
@@ -84,19 +86,31 @@ def estimate_ratio(
     logs = np.log(baseline / candidate)
     blocks = logs.size
     random = np.random.default_rng(seed)
+    # A resample is sorted as the ranks of its values: integers of 32 bits take half the time of numbers, and the middle
+    # third alone is looked up.
+    order = np.argsort(logs)
+    ranks = np.empty(blocks, np.uint32)
+    ranks[order] = np.arange(blocks, dtype=np.uint32)
+    ascending = logs[order]
     resampled = np.empty(resamples)
     for start in range(0, resamples, step := max(1, _CHUNK // blocks)):
         count = min(step, resamples - start)
-        resampled[start : start + count] = centre(logs[random.integers(0, blocks, size=(count, blocks))])
+        drawn = np.sort(ranks[random.integers(0, blocks, size=(count, blocks))], axis=-1)
+        resampled[start : start + count] = ascending[_middle(drawn)].mean(axis=-1)
     return RatioEstimate(float(np.exp(centre(logs))), np.exp(resampled), blocks)
 
 
 def centre(values: Floats) -> Floats:
     """Mean of the middle third along the last axis."""
-    count = values.shape[-1]
+    mean: Floats = _middle(np.sort(values, axis=-1)).mean(axis=-1)
+    return mean
+
+
+def _middle(ascending: NDArray[_Number]) -> NDArray[_Number]:
+    """The middle third along the last axis."""
+    count = ascending.shape[-1]
     trimmed = int(TRIMMED * count)
-    middle: Floats = np.sort(values, axis=-1)[..., trimmed : count - trimmed].mean(axis=-1)
-    return middle
+    return ascending[..., trimmed : count - trimmed]
 
 
 def geometric_mean(estimates: Sequence[RatioEstimate]) -> RatioEstimate:

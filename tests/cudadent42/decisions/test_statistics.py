@@ -15,6 +15,7 @@ from cudadent42.decisions.schedule import block_orders
 from cudadent42.decisions.statistics import (
     CENTRE_FACTOR,
     RatioEstimate,
+    centre,
     estimate_ratio,
     geometric_mean,
     minimum_detectable_effect,
@@ -159,6 +160,19 @@ def test_same_seed_same_interval() -> None:
     assert (
         estimate_ratio(baseline, candidate, 9).interval() != estimate_ratio(baseline, candidate, 8).interval()
     )
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.sampled_from([0.5, 0.9, 1.0, 1.0, 1.1, 3.0]) | st.floats(1e-3, 1e3), min_size=1, max_size=40)
+)
+def test_a_resample_is_the_centre_of_what_was_drawn(values: list[float]) -> None:
+    """To the bit, equal values included: old results are computed again and compared."""
+    baseline, candidate = np.array(values), np.roll(np.array(values), 1)
+    logs = np.log(baseline / candidate)
+    drawn = logs[np.random.default_rng(5).integers(0, logs.size, size=(100, logs.size))]
+    estimate = estimate_ratio(baseline, candidate, 5, 100)
+    np.testing.assert_array_equal(estimate.resampled, np.exp(centre(drawn)))
 
 
 def test_unequal_lengths_are_refused() -> None:
