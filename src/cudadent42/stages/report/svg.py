@@ -6,19 +6,22 @@ serves light and dark pages. A standalone picture carries both palettes with it.
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 from xml.sax.saxutils import escape, quoteattr
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextToPath
 
 
 class Role(Enum):
@@ -69,6 +72,8 @@ _SETTINGS: dict[Any, Any] = {
     "font.size": 11.0,
     "axes.linewidth": 1.0,
 }
+
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 _SVG = "{http://www.w3.org/2000/svg}"
 _HREF = "{http://www.w3.org/1999/xlink}href"
@@ -154,25 +159,42 @@ def render(
     with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
         # Only metrics come from matplotlib's font; the browser finds glyphs that it lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        fig.savefig(
-            buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-        )
+        width, height = (72 * inches for inches in fig.get_size_inches())
+        untyped: Any = _Renderer
+        renderer = untyped(width, height, buffer, metadata=_NO_METADATA)
+        fig.draw(renderer)
+        renderer.finalize()
     root = ElementTree.fromstring(buffer.getvalue())
     writer = _Writer(prefix, sheet, tips or {}, root)
-    _, _, width, height = (_round(number, 1) for number in root.get("viewBox", "0 0 0 0").split())
+    _, _, across, down = (_round(number, 1) for number in root.get("viewBox", "0 0 0 0").split())
     body = "".join(writer.element(child) for child in root)
-    attributes = f'viewBox="0 0 {width} {height}" role="img" aria-labelledby="{prefix}-t {prefix}-d"'
+    attributes = f'viewBox="0 0 {across} {down}" role="img" aria-labelledby="{prefix}-t {prefix}-d"'
     if css_class:
         attributes += f" class={quoteattr(css_class)}"
     head = f'<title id="{prefix}-t">{escape(title)}</title><desc id="{prefix}-d">{escape(description)}</desc>'
     if sheet is not None:
         return f"<svg {attributes}>{head}{body}</svg>"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {attributes} width="{width}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" {attributes} width="{across}" height="{down}" '
         "font-family=\"system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif\">"
         f"{head}<style>@media (prefers-color-scheme: dark){{{_dark_rules()}}}</style>"
         f'<rect width="100%" height="100%" rx="8" class="f-page" fill="{Role.PAGE.light}"/>{body}</svg>\n'
     )
+
+
+class _Renderer(RendererSVG):
+    """Draws as ``savefig`` has it done. Pages say the same words again and again, so each is measured once."""
+
+    def get_text_width_height_descent(
+        self, s: str, prop: FontProperties, ismath: bool | Literal["TeX"]
+    ) -> tuple[float, float, float]:
+        return _measured(s, prop.copy(), ismath)
+
+
+@functools.lru_cache(maxsize=4096)
+def _measured(words: str, font: FontProperties, math: bool | Literal["TeX"]) -> tuple[float, float, float]:
+    """Width, height and depth below the line. ``font`` is the cache's own: its hash changes with what is set."""
+    return TextToPath().get_text_width_height_descent(words, font, math)
 
 
 def _dark_rules() -> str:

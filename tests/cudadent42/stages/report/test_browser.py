@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from browser import look
+from browser import browser, look
 
 from cudadent42.ledger.queries import Point
 from cudadent42.model.history import tracks
@@ -18,6 +18,12 @@ from cudadent42.session.report.view import View as SessionView
 from cudadent42.session.state import replay
 from cudadent42.stages import report
 from cudadent42.stages.report import history
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _with_a_browser() -> None:
+    """Pages that none would open are not drawn."""
+    browser()
 
 
 @pytest.mark.parametrize(("width", "shown", "hidden"), [(1280, "wide", "narrow"), (390, "narrow", "wide")])

@@ -53,8 +53,8 @@ def test_every_module_of_a_section_is_in_the_list_once() -> None:
 
 
 @pytest.mark.usefixtures("with_the_moon")
-def test_a_new_section_is_on_the_page_and_in_its_contents(run: RunFolder) -> None:
-    view = View(run)
+def test_a_new_section_is_on_the_page_and_in_its_contents(small: RunFolder) -> None:
+    view = View(small)
     page = html.render(view)
     title = f"The moon during {view.name}"
     assert f'<section class="long" aria-labelledby="h-moon">\n<h2 id="h-moon">{title}</h2>' in page
@@ -64,8 +64,8 @@ def test_a_new_section_is_on_the_page_and_in_its_contents(run: RunFolder) -> Non
 
 
 @pytest.mark.usefixtures("with_the_moon")
-def test_what_it_says_in_the_comment_is_in_its_order(run: RunFolder) -> None:
-    text = markdown.render(View(run))
+def test_what_it_says_in_the_comment_is_in_its_order(small: RunFolder) -> None:
+    text = markdown.render(View(small))
     shown = text.index("The moon is &lt;full&gt;.")
     assert shown < text.index("| case | dtype |")
     assert text.index("<details><summary>The moon</summary>") > text.index("<summary>Reproduce</summary>")
