@@ -40,6 +40,8 @@ def test_a_process_has_as_many_threads_as_its_environment_says(
 def test_what_is_confined_is_forked_unless_it_is_to_be_executed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm_programs, "executes_in_sandboxes", False)
     assert warm_programs.program([*ENTER, *WORKER], "/") == [*ENTER, *WORKER][1:]
+    asks_what_there_is = [*ENTER[:-1], "7"]
+    assert warm_programs.program(asks_what_there_is, "/") is None
     warm_programs.execute_in_sandboxes()
     assert warm_programs.program([*ENTER, *WORKER], "/") is None
     assert warm_programs.program(WORKER, "/") == WORKER[1:]
