@@ -399,6 +399,7 @@ def _customise() -> None:
     ]:
         del sys.modules[name]
     importlib.import_module("sitecustomize")
+    be_brief()
     _customised = True
 
 

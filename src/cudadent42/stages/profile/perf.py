@@ -12,6 +12,8 @@ from pathlib import Path
 from cudadent42.stages.profile import child
 
 EVENTS = ("instructions:u", "cycles:u", "cache-misses:u", "cache-references:u")
+REPEAT_S = 1.0
+"""For which the call is repeated while it is counted."""
 _LINE_BYTES = 64
 _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 _USER_ALLOWED = 2

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from cudadent42.base.serialise import dumps, loads
 from cudadent42.model.records import Plan
 from cudadent42.profiles.records import Ablation, Launch
+from cudadent42.stages.profile import perf
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +39,6 @@ FEWEST_READINGS = 5
 """Of which it may be the median, where others use the processors of a CPU."""
 _TRACED_CALLS = 11
 """Of which the median of each kernel's time counts."""
-_REPEAT_S = 1.0
 
 
 class Task(str, Enum):
@@ -125,7 +125,7 @@ def _repeat(call: Call, request: Request) -> Answer:
     calls = 0
     _tell_perf(request.control, "enable")
     start = time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < _REPEAT_S or calls == 0:
+    while (elapsed := time.perf_counter() - start) < perf.REPEAT_S or calls == 0:
         call()
         calls += 1
     _tell_perf(request.control, "disable")
