@@ -16,7 +16,7 @@ inline float4 make_float4(float a, float b, float c, float d) { return {a,b,c,d}
 inline float2 make_float2(float a, float b) { return {a,b}; }
 struct dim3 { unsigned x, y, z; };
 #include "fibers.h"
-struct Warp { Barrier bar{32}; uint32 slot[32][8]; };
+struct Warp { Barrier bar{32}; uint32 slot[32][8]; float wide[32][12]; };
 // A barrier of some warps. Like the hardware's, it counts arrivals and knows nothing of who they are.
 struct NamedBarrier { int arrived = 0; unsigned phase = 0; void arrive(int expected, bool wait) { const unsigned mine = phase; if (++arrived == expected) arrived = 0, phase++; else if (wait) Fibers::yield_while(&phase, ~0u, mine); } };
 struct Block { NamedBarrier named[16]; Barrier bar; std::vector<std::unique_ptr<Warp>> warps; std::vector<char> arena; Block(int w) : bar(32*w), arena(1<<18) { for (int i=0;i<w;i++) warps.push_back(std::make_unique<Warp>()); } };
