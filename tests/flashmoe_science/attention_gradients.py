@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from attention_reference import visible_keys
+from computed_once import computed_once
 
 from flashmoe_science.gradients import Gradients, Needs
 
@@ -197,6 +198,7 @@ def assert_within_bounds(case: Case, output: torch.Tensor, lse: torch.Tensor, gr
     assert all(ratio <= 1 for ratio in worst.values()), worst
 
 
+@computed_once
 def torch_gradients(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Those of PyTorch's SDPA in the dtype of the input. It has none of the log-sum-exp, and NaN for rows without keys,
     which are left out.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from computed_once import computed_once
 
 
 def visible_keys(seqlen_q: int, seqlen_k: int, causal: bool) -> torch.Tensor:
@@ -13,6 +14,7 @@ def visible_keys(seqlen_q: int, seqlen_k: int, causal: bool) -> torch.Tensor:
     return mask.tril(seqlen_k - seqlen_q) if causal else mask
 
 
+@computed_once
 def exact_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,6 +42,7 @@ def exact_attention(
     return out, lse
 
 
+@computed_once
 def torch_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float | None = None
 ) -> torch.Tensor:

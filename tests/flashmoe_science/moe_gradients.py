@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from computed_once import computed_once
 from moe_reference import Moe, composed_moe
 from torch.nn import functional
 
@@ -61,8 +62,7 @@ def assert_gradients_as_exact_as_torch(
     idle[moe.topk_ids[valid].long()] = False
     for name, our, without in zip(NAMES, ours, (~valid.any(dim=1), idle, idle, ~valid), strict=True):
         assert our is None or not our[without].any(), name
-    exact = gradients_by_autograd(moe, grad_output, torch.float64, activation, layout)
-    theirs = list(zip(*_in_several_orders(moe, grad_output, activation, layout), strict=True))
+    exact, theirs = _exact_and_in_several_orders(moe, grad_output, activation, layout)
     for name, our, true, orders in zip(NAMES, ours, exact, theirs, strict=True):
         if our is None or true.numel() == 0:
             continue
@@ -89,6 +89,16 @@ def assert_gradients_as_exact_as_torch(
 
 
 _ORDERS = 4
+
+
+@computed_once
+def _exact_and_in_several_orders(
+    moe: Moe, grad_output: torch.Tensor, activation: Activation, layout: W13Layout
+) -> tuple[tuple[torch.Tensor, ...], list[tuple[torch.Tensor, ...]]]:
+    """In float64, and for each gradient PyTorch's in the tensors' dtype."""
+    exact = gradients_by_autograd(moe, grad_output, torch.float64, activation, layout)
+    theirs = list(zip(*_in_several_orders(moe, grad_output, activation, layout), strict=True))
+    return exact, theirs
 
 
 def _in_several_orders(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from computed_once import computed_once
 from torch.nn import functional
 
 from flashmoe_science.moe_arguments import Activation, W13Layout
@@ -93,6 +94,7 @@ def interleaved(w13: torch.Tensor) -> torch.Tensor:
     return w13.view(experts, 2, rows // 2, -1).transpose(1, 2).reshape(w13.shape).contiguous()
 
 
+@computed_once
 def exact_moe(
     moe: Moe, activation: Activation = Activation.SILU, layout: W13Layout = W13Layout.CONCAT
 ) -> torch.Tensor:
@@ -100,6 +102,7 @@ def exact_moe(
     return composed_moe(moe, activation, layout, torch.float64)
 
 
+@computed_once
 def torch_moe(moe: Moe, activation: Activation = Activation.SILU) -> torch.Tensor:
     """In the tensors' dtype, with the combination in float32: the error that a kernel is measured against."""
     return composed_moe(moe, activation, W13Layout.CONCAT, moe.hidden_states.dtype)
@@ -157,6 +160,7 @@ def assert_as_exact_as_torch(
     assert ours.square().mean().sqrt() <= 2 * their_rms + 0.25 * rounding
 
 
+@computed_once
 def _relative_errors_of_other_draws(moe: Moe, activation: Activation) -> list[torch.Tensor]:
     """PyTorch's errors, over the result's RMS, for the same tokens with their numbers in another order."""
     generator = torch.Generator().manual_seed(0)

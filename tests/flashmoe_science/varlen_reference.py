@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+from computed_once import computed_once
 
 
 class Sequence(NamedTuple):
@@ -130,6 +131,7 @@ def _weigh(
     return out, lse
 
 
+@computed_once
 def exact_varlen(
     query: torch.Tensor,
     key: torch.Tensor,

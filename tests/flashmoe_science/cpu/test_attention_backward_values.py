@@ -14,6 +14,7 @@ from attention_gradients import (
     random_case,
 )
 from attention_reference import visible_keys
+from computed_once import computed_once
 from cpu_attention import ALL, backward, each_dtype, each_mask, forward, gradients_of
 
 from flashmoe_science.jit.host import InstructionSet
@@ -117,6 +118,7 @@ def test_empty_sequences_give_zeros(dtype: torch.dtype, causal: bool) -> None:
             assert (gradient == 0).all()
 
 
+@computed_once
 def by_definition(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """In float64, never multiplying by what is masked: NaN and infinities get where the definition says, no further."""
     query, key, value, grad_output = (
