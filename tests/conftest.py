@@ -26,6 +26,7 @@ sys.path.append(str(Path(__file__).parent))
 import warm_programs
 from brief_timing import be_brief
 from dearest import Dearest
+from forked_tests import take_over
 from gpu_turns import gpu_turn, turnstiles
 from warm_programs import SOURCE, execute_in_sandboxes
 from warm_python import FreshPopen, WarmPopen
@@ -41,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(SOURCE), *filter(None, path)])
     # The runs of tests do not belong into the ledger of whoever starts them; those about the ledger name their own.
     os.environ["CUDADENT42_LEDGER"] = "none"
+    take_over(config)
     if config.getoption("--slow"):
         execute_in_sandboxes()
     if count := config.getoption("--dearest"):
