@@ -16,7 +16,8 @@
 
 #if HAS_AMX
 
-// Tokens of a group that goes to the matrix unit; fewer take dot products. Those read weights once for each four tokens.
+// Tokens of a group that goes to the matrix unit; fewer take dot products, which read weights once for each four
+// tokens and were faster with 16 threads where caches hold the weights (docs/kernels/moe-cpu.md).
 #ifndef MOE_AMX_LEAST_TOKENS
 #define MOE_AMX_LEAST_TOKENS 5
 #endif
