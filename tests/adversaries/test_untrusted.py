@@ -52,12 +52,12 @@ ATTACKS = (
 SECRET = "a secret of the test"
 MIB = 1 << 20
 SMALL = Limits(
-    memory_bytes=2 << 30,
+    memory_bytes=1 << 30,
     address_bytes=64 << 30,
     processes=100,
     file_bytes=64 * MIB,
     open_files=512,
-    scratch_bytes=256 * MIB,
+    scratch_bytes=128 * MIB,
 )
 
 
