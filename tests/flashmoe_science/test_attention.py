@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from fractions import Fraction
 from typing import Any
 
@@ -181,13 +179,3 @@ def test_a_device_without_a_kernel_is_named() -> None:
     query, key, value = (tensor.to("meta") for tensor in tensors())
     with pytest.raises(DeviceError, match="no kernel for meta"):
         flash_attention(query, key, value)
-
-
-def test_import_does_not_compile_or_load_a_kernel() -> None:
-    program = (
-        "import sys, torch; import flashmoe_science; from flashmoe_science import flash_attention; "
-        "maps = open('/proc/self/maps').read(); "
-        "assert 'attention_forward' not in maps; "
-        "assert 'cuda.core' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
