@@ -87,8 +87,10 @@ def test_a_process_that_left_is_stopped_counted_and_ended(tmp_path: Path) -> Non
             assert len(left) == 1
             until_stopped(left[0])
             assert left[0] not in set(both._judge.tree())
-        while state(left[0]):
-            time.sleep(0.001)
+            contestants = [both._candidate.pid, both._judge.pid]
+        # Nothing of them is left that could be taken for what left the next contestant's tree.
+        assert referee._escaped() == []
+        assert not any(state(process) for process in (*left, *contestants))
 
 
 def test_what_ended_unseen_is_counted_where_linux_counts(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -27,6 +28,8 @@ START_TIMEOUT_S = 180.0
 """Longest time until the nursery has imported PyTorch from a cold disk."""
 
 _KILL_WAIT_S = 10.0
+
+_LOOK_AGAIN_S = 0.001
 
 
 class Referee:
@@ -122,14 +125,21 @@ class Referee:
         return party
 
     def dismiss(self, party: Party) -> None:
-        """It ends, with all that it started, ahead of the others."""
+        """It ends, with all that it started, ahead of the others.
+
+        When this returns they are gone: who is still there would be taken for what left the next contestant's tree,
+        and its processor time for that one's, which no clock has counted.
+        """
         self._dismissed_ns += party.ran_ns()
-        own = set(party.tree())
-        for process in own.intersection(descendants(str(self._nursery_pid))):
+        own = set(party.tree()).intersection(descendants(str(self._nursery_pid)))
+        for process in own:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
         self._parties.remove(party)
         party.close()
+        limit_s = time.monotonic() + _KILL_WAIT_S
+        while own.intersection(descendants(str(self._nursery_pid))) and time.monotonic() < limit_s:
+            time.sleep(_LOOK_AGAIN_S)
 
     def _escaped(self) -> list[int]:
         """What is below the nursery and below no contestant: whoever leaves a contestant's tree stays in the nursery's,
