@@ -45,6 +45,16 @@ class Seen:
         return "\n".join([*lines, self.failures(name)])
 
 
+SUITE = """
+name = "adversaries"
+dtypes = ["fp32"]
+repeats = 8
+warmup = 1
+case = [{ name = "small", batch = 1, num_heads = 2, seqlen = 64, head_dim = 32 }]
+"""
+"""Of a run: one small case."""
+
+
 def candidate(path: Path, function: str = "attention") -> str:
     return f"{path}:{function}"
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import lab
 import pytest
-from test_runs import SUITE
 
 from cudadent42.base.errors import ExitCode
 from cudadent42.base.observer import Quiet
@@ -73,7 +72,7 @@ def test_a_rival_that_was_compiled_again_is_no_rival(tmp_path: Path, monkeypatch
     monkeypatch.setenv("FLASHMOE_CACHE_SEED", str(cache_directory()))
     monkeypatch.setenv("FLASHMOE_CACHE_DIR", str(tmp_path / "cache"))
     suite = tmp_path / "against-ours.toml"
-    suite.write_text(f'baseline = "cudadent42"\n{SUITE}')
+    suite.write_text(f'baseline = "cudadent42"\n{lab.SUITE}')
     name = lab.cheat("rival_recompiled")
     options = RunOptions(
         choices=Choices(suite=str(suite), implementations=(name,), timer=TimerKind.CPU),
@@ -114,7 +113,7 @@ finally:
 def test_nothing_is_imported_behind_a_candidates_start(tmp_path: Path) -> None:
     """Whoever wrote to a file meanwhile would else decide in this process."""
     suite = tmp_path / "adversaries.toml"
-    suite.write_text(SUITE)
+    suite.write_text(lab.SUITE)
     plug_in = lab.candidate(lab.FOLDER / "honest" / "ordinary.py", "plain")
     command = [sys.executable, "-c", IMPORTS, "run", "--suite", str(suite), "--implementation", plug_in]
     command += ["--device", "cpu", "--ignore-preflight", "--output-dir", str(tmp_path / "run"), "--sealed"]

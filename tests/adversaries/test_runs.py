@@ -18,14 +18,6 @@ from cudadent42.plan import Choices, RunOptions
 from cudadent42.runs.checking import load_checked
 from cudadent42.runs.run_folder import RESULTS
 
-SUITE = """
-name = "adversaries"
-dtypes = ["fp32"]
-repeats = 8
-warmup = 1
-case = [{ name = "small", batch = 1, num_heads = 2, seqlen = 64, head_dim = 32 }]
-"""
-
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
@@ -55,7 +47,7 @@ class Notes:
 
 def run(name: str, folder: Path, *, sealed: bool = False) -> tuple[pipeline.Outcome, list[str]]:
     suite = folder / "adversaries.toml"
-    suite.write_text(SUITE)
+    suite.write_text(lab.SUITE)
     notes = Notes()
     observer: Observer = notes
     options = RunOptions(

@@ -167,7 +167,10 @@ def test_a_tuning_that_is_not_finished_is_asked_to_stop(invoke: Callable[..., An
     assert (tmp_path / "t" / STOP).exists()
 
 
-def test_tables_are_looked_through(invoke: Callable[..., Any], tmp_path: Path) -> None:
+def test_tables_are_looked_through(
+    invoke: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashmoe_science.tuned.lookup.PACKAGE_FOLDER", tmp_path / "package")
     assert "no table of tuned configurations is installed" in invoke("check").output
     tables = tmp_path / "config/flashmoe_science/tuned"
     tables.mkdir(parents=True)
