@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ from hypothesis import strategies as st
 
 from flashmoe_science import explain, flash_attention, fused_moe
 from flashmoe_science.cuda.attention.select import TUNED
+from flashmoe_science.cuda.device import GPUS
 from flashmoe_science.cuda.moe.select import TUNED as MOE_TUNED
 from flashmoe_science.errors import InputError
 from flashmoe_science.tuned.configuration import typed
 from flashmoe_science.tuned.lookup import PACKAGE_FOLDER, SWITCH_VARIABLE, folders, refresh, user_folder
-from flashmoe_science.tuned.table import Region, TableError, parse_table
+from flashmoe_science.tuned.table import Region, TableEntry, TableError, parse_table
+
+RESULTS = Path(__file__).resolve().parents[3] / "benchmarks/results"
 
 ENTRY = """
 schema_version = 1
@@ -309,11 +312,78 @@ def test_values_of_parts_and_enumerations_are_read() -> None:
             typed(FewConfiguration, wrong, TUNABLE)
 
 
+def shipped() -> list[TableEntry]:
+    return [
+        entry
+        for path in sorted(PACKAGE_FOLDER.glob("*.toml"))
+        for entry in parse_table(path.read_text(), str(path))
+    ]
+
+
 def test_tables_of_the_package_are_sound_and_for_its_sources() -> None:
-    for path in PACKAGE_FOLDER.glob("*.toml"):
-        for entry in parse_table(path.read_text(), str(path)):
-            tuned = TUNED if entry.kernel.startswith("attention.") else MOE_TUNED
-            assert entry.digest == tuned.digest(entry.kernel), "tune again, or take the entry out"
+    assert shipped()
+    for entry in shipped():
+        tuned = TUNED if entry.kernel.startswith("attention.") else MOE_TUNED
+        assert entry.digest == tuned.digest(entry.kernel), "tune again, or take the entry out"
+        assert 1 < entry.low <= entry.ratio <= entry.high
+        assert entry.evidence
+        for folder in entry.evidence:
+            assert (RESULTS / folder / "manifest.json").is_file()
+
+
+def call_of(entry: TableEntry) -> tuple[Any, list[torch.Tensor], dict[str, Any]]:
+    """A call at an end of the entry's region: function, tensors and options."""
+    told: dict[str, Any] = {
+        **entry.region.same,
+        **{name: each[0] for name, each in entry.region.between.items()},
+    }
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[told["dtype"]]
+
+    def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    if entry.kernel.startswith("attention."):
+        query = empty(told["batch"], told["num_heads"], told["seqlen_q"], told["head_dim"])
+        key = empty(told["batch"], told["num_kv_heads"], told["seqlen_k"], told["head_dim"])
+        return flash_attention, [query, key, key], {"causal": told["causal"]}
+    tokens, hidden, intermediate, experts, top_k = (
+        told[name] for name in ("tokens", "hidden", "intermediate", "experts", "top_k")
+    )
+    layer = [
+        empty(tokens, hidden),
+        empty(experts, 2 * intermediate, hidden),
+        empty(experts, hidden, intermediate),
+        empty(tokens, top_k, dtype=torch.float32),
+        empty(tokens, top_k, dtype=torch.int32),
+    ]
+    return fused_moe, layer, {"activation": told["activation"]}
+
+
+@pytest.fixture
+def without_tables_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    refresh()
+    yield
+    refresh()
+
+
+@pytest.mark.usefixtures("without_tables_of_a_user")
+@pytest.mark.parametrize("entry", shipped(), ids=lambda entry: entry.evidence[0].rpartition("/")[2])
+def test_a_call_takes_what_the_package_has_a_table_for(
+    entry: TableEntry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On that GPU alone: another number of multiprocessors under its name, or the switch, is the usual choice."""
+    function, tensors, options = call_of(entry)
+    said = explain(function, *tensors, gpu="H200", **options)
+    assert said.reason.startswith(f"tuned on NVIDIA H200: {entry.ratio:.3f}x the usual choice")
+    assert entry.kernel.endswith(f".{said.kernel}")
+    assert {name: getattr(said.configuration, name) for name in entry.settings} == dict(entry.settings)
+    part = replace(GPUS["H200"], multiprocessors=66)
+    with monkeypatch.context() as patch:
+        patch.setitem(GPUS, "H200", part)
+        assert "tuned" not in explain(function, *tensors, gpu="H200", **options).reason
+    monkeypatch.setenv(SWITCH_VARIABLE, "off")
+    assert "tuned" not in explain(function, *tensors, gpu="H200", **options).reason
 
 
 def test_no_table_is_opened_for_a_shape_that_has_its_plan(

@@ -33,6 +33,9 @@ def fields(problem: MoeProblem) -> dict[str, int | bool | str]:
         "experts": problem.experts,
         "top_k": problem.top_k,
         "activation": problem.activation.value,
+        # Of no quantised weights, which no kernel here takes; a case of the lab has these too, and a region names them.
+        "weight_bits": 0,
+        "group": 0,
     }
 
 
