@@ -54,3 +54,13 @@ math_is_allowed: Callable[[], bool] = getattr(
     torch._C, "_get_math_sdp_enabled", torch.backends.cuda.math_sdp_enabled
 )
 """Whether the user lets it choose PyTorch's operations, which take every call."""
+
+cudnn_is_allowed: Callable[[], bool] = getattr(
+    torch._C, "_get_cudnn_sdp_enabled", torch.backends.cuda.cudnn_sdp_enabled
+)
+"""Whether the user lets it choose cuDNN."""
+
+efficient_is_allowed: Callable[[], bool] = getattr(
+    torch._C, "_get_mem_efficient_sdp_enabled", torch.backends.cuda.mem_efficient_sdp_enabled
+)
+"""Whether the user lets it choose the memory-efficient kernels."""

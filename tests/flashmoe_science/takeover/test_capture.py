@@ -9,12 +9,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import flashmoe_science
 from flashmoe_science.takeover import capture
 
 CPU = torch.device("cpu")
+_BACKENDS = (
+    SDPBackend.MATH,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -22,37 +28,90 @@ def _of_a_new_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "_thread", capture._Thread())
 
 
-class _Attention(TorchDispatchMode):
-    """Counts calls with a mask."""
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """Of PyTorch's own function, which computes them."""
+    made: list[torch.dtype] = []
+    function = torch._C._nn.scaled_dot_product_attention
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
+    def counted(query: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        made.append(query.dtype)
+        return function(query, *arguments)
 
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-        self.calls += "attention" in function.overloadpacket.__name__
-        return function(*arguments, **(named or {}))
-
-
-def _calls(dtype: torch.dtype = torch.bfloat16) -> int:
-    with _Attention() as counted:
-        capture.make_ready(CPU, dtype)
-    return counted.calls
+    monkeypatch.setattr(torch._C._nn, "scaled_dot_product_attention", counted)
+    return made
 
 
-def test_a_thread_is_made_ready_once_for_a_device_and_dtype() -> None:
-    assert (_calls(), _calls(), _calls(torch.float16), _calls(torch.float16)) == (1, 0, 1, 0)
-    others: list[int] = []
-    thread = threading.Thread(target=lambda: others.extend((_calls(), _calls())))
+def test_a_thread_is_made_ready_once_for_a_device_and_dtype(calls: list[torch.dtype]) -> None:
+    def both_twice() -> None:
+        for dtype in (torch.bfloat16, torch.bfloat16, torch.float16, torch.float16):
+            capture.make_ready(CPU, dtype)
+
+    both_twice()
+    assert calls == [torch.bfloat16, torch.float16]
+    thread = threading.Thread(target=both_twice)
     thread.start()
     thread.join()
-    assert others == [1, 0]
+    assert calls == [torch.bfloat16, torch.float16] * 2
 
 
-def test_who_asks_for_flash_alone_has_no_kernel_for_masks() -> None:
+def test_who_asks_for_flash_alone_has_no_kernel_for_masks(calls: list[torch.dtype]) -> None:
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        assert _calls() == 0
-    assert _calls() == 1
+        capture.make_ready(CPU, torch.bfloat16)
+    assert calls == []
+    capture.make_ready(CPU, torch.bfloat16)
+    assert len(calls) == 1
+
+
+def test_a_library_that_was_not_allowed_before_is_made_ready_too(calls: list[torch.dtype]) -> None:
+    """Under sdpa_kernel(MATH) cuDNN is not asked for, and has no handle yet."""
+    for count, backends in enumerate(
+        ([SDPBackend.MATH], [SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION], list(_BACKENDS)), 1
+    ):
+        for _ in range(2):
+            with sdpa_kernel(backends):
+                capture.make_ready(CPU, torch.bfloat16)
+        assert len(calls) == count
+
+
+def test_no_mode_sees_the_call(calls: list[torch.dtype]) -> None:
+    """A counter would count it, and selective checkpointing give its output to another call."""
+    with FlopCounterMode(display=False) as counter:
+        capture.make_ready(CPU, torch.bfloat16)
+    assert counter.get_total_flops() == 0
+    assert calls == []
+    capture.make_ready(CPU, torch.bfloat16)
+    assert len(calls) == 1
+
+
+def test_what_pytorch_cannot_do_is_no_error_of_a_call_that_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = []
+
+    def refuse(*arguments: Any) -> None:
+        tried.append(arguments)
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(torch._C._nn, "scaled_dot_product_attention", refuse)
+    for _ in range(2):
+        capture.make_ready(CPU, torch.bfloat16)
+    assert len(tried) == 1
+
+
+def test_nothing_is_called_within_a_capture(
+    monkeypatch: pytest.MonkeyPatch, calls: list[torch.dtype]
+) -> None:
+    """A mask of the CPU is read there too."""
+    capturing = True
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(torch, "zeros", lambda *shape, dtype, device: torch.empty(shape, dtype=dtype))
+    monkeypatch.setattr(torch, "ones", lambda *shape, dtype, device: torch.empty(shape, dtype=dtype))
+    capture.make_ready(torch.device("cuda", 0), torch.bfloat16)
+    assert calls == []
+    capturing = False
+    capture.make_ready(torch.device("cuda", 0), torch.bfloat16)
+    assert len(calls) == 1
 
 
 @pytest.mark.gpu
