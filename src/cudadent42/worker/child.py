@@ -107,11 +107,11 @@ def serve(channel: _Channel, kin: Kin) -> None:
             if watch is None:
                 watch = _watch(request.plan, kin)
                 add_folder()
-            _run(request, channel, watch, measured_s)
+            timed = _run(request, channel, watch, measured_s)
         except LabError as error:
             channel.emit(StageFailed(str(error), int(error.exit_code)))
         else:
-            if request.stage == "bench":
+            if timed:
                 measured_s = time.monotonic()
             channel.emit(StageDone(request.stage))
 
@@ -133,8 +133,8 @@ def _watch(plan: Plan, kin: Kin) -> Watch:
     return Watch(kin, kernels=kernels or plan.device != "cpu" or bool(plan.versions))
 
 
-def _run(request: Request, channel: _Channel, watch: Watch, measured_s: float | None) -> None:
-    """`measured_s`: when this process last measured, by ``time.monotonic``."""
+def _run(request: Request, channel: _Channel, watch: Watch, measured_s: float | None) -> bool:
+    """Whether anything was timed. `measured_s`: when this process last measured, by ``time.monotonic``."""
     from cudadent42.model.device import DeviceLostError
     from cudadent42.stages.bench.measurement import measure
     from cudadent42.stages.verify import verify
@@ -161,7 +161,7 @@ def _run(request: Request, channel: _Channel, watch: Watch, measured_s: float | 
             peaks = measure_cuda_peaks(request.plan.device)
             channel.emit(PeaksMeasured(peaks | cuda_limits(peaks, cache_bytes(request.plan.device))))
         else:
-            measure(
+            report = measure(
                 request.plan,
                 request.verified or VerifyReport(()),
                 emit=channel.emit,
@@ -175,9 +175,11 @@ def _run(request: Request, channel: _Channel, watch: Watch, measured_s: float | 
                 fresh_seed=channel.fresh_seed,
                 last_measured_s=measured_s,
             )
+            return bool(report.samples)
     except DeviceLostError as error:
         print(f"GPU context lost: {error}", file=sys.stderr, flush=True)
         os._exit(DEVICE_LOST_EXIT)  # an orderly exit would touch the broken context
+    return False
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 
 from cudadent42.base.serialise import dumps
 from cudadent42.model.events import Event, StageDone
-from cudadent42.model.records import Plan
+from cudadent42.model.records import BenchReport, Plan, Sample
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.stages.bench import measurement
 from cudadent42.timing.processor_time import Kin
@@ -19,6 +19,7 @@ from cudadent42.worker.child import Request
 
 CASE = AttentionCase("one", "fp32", 1, 2, 2, 64, 64, 32)
 PLAN = Plan("test", "cpu", (CASE,), "pytorch", ("pytorch",), 10, 1, seed=2)
+SAMPLE = Sample(CASE.id, "pytorch", 0, 0, 1.0, 1, 0.0, 0.0)
 
 
 def test_a_process_that_measured_just_now_is_warm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,19 +57,22 @@ class Requests:
 def test_a_worker_tells_a_measurement_when_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[float | None] = []
 
-    def measure(plan: Plan, *arguments: Any, last_measured_s: float | None, **named: Any) -> None:
+    def measure(plan: Plan, *arguments: Any, last_measured_s: float | None, **named: Any) -> BenchReport:
+        """The first one has nothing to time, and the process stays cold."""
         told.append(last_measured_s)
+        return BenchReport((SAMPLE,) if len(told) > 1 else ())
 
     monkeypatch.setattr(measurement, "measure", measure)
     monkeypatch.setattr(child, "_watch", lambda plan, kin: None)
     monkeypatch.setattr(child, "add_folder", lambda: None)
-    channel = Requests(*[Request("bench", PLAN)] * 3)
+    channel = Requests(*[Request("bench", PLAN)] * 4)
     began = time.monotonic()
     with pytest.raises(EOFError):
         child.serve(channel, Kin(None))  # type: ignore[arg-type]
-    first, second, third = told
+    first, second, third, fourth = told
     assert first is None
-    assert second is not None
+    assert second is None
     assert third is not None
-    assert began <= second <= third <= time.monotonic()
-    assert channel.events == [StageDone("bench")] * 3
+    assert fourth is not None
+    assert began <= third <= fourth <= time.monotonic()
+    assert channel.events == [StageDone("bench")] * 4
