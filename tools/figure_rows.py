@@ -415,7 +415,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row(
             "honest kernels, run as candidates again and again, each audited in every run, that were accused of "
             "anything",
-            "cpu-honest-5",
+            "cpu-honest-6",
             (
                 Bound("kernels", 30, unit(""), at_least=True),
                 Bound("runs", 5, unit(""), at_least=True),
