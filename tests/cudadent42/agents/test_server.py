@@ -401,7 +401,7 @@ def test_the_command_serves_on_standard_input_and_output(project: Path, mode: st
     )
 
     async def run() -> None:
-        async with mcp.Client(mcp.stdio_client(command), mode=mode) as client:
+        async with mcp.Client(mcp.stdio_client(command, sys.stderr), mode=mode) as client:
             budget = await answer(client, "budget")
             assert (budget["max_minutes"], budget["max_money"]) == (20, 0)
             assert len((await client.list_tools()).tools) == len(TOOLS)

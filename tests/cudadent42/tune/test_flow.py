@@ -27,7 +27,7 @@ from cudadent42.tune.report.page import PAGE
 from cudadent42.tune.space import DEFAULT
 from cudadent42.tune.wanted import Wanted
 from flashmoe_science.jit import host
-from flashmoe_science.tuned.lookup import refresh
+from flashmoe_science.tuned.lookup import PACKAGE_FOLDER, refresh
 
 SUITE = """
 name = "unit"
@@ -120,7 +120,8 @@ def test_a_planted_arm_is_installed_and_arms_of_equal_code_are_not(
     assert [(entry.region.between, entry.settings["COST"]) for entry in table.entries] == [
         ({"seqlen_q": (16, 32), "seqlen_k": (16, 32)}, 94)
     ]
-    assert [entry.problem for entry in installing.check()] == [""]
+    own = [each.problem for each in installing.check() if not each.table.startswith(str(PACKAGE_FOLDER))]
+    assert own == [""]
     kernel = specification.load(tmp_path / "k/k.toml")
 
     def cost(seqlen: int, head_dim: int = 8) -> int:
