@@ -33,6 +33,10 @@ def go_below_keeper() -> int | None:
         return None
     keeper = os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    # Ahead of the fork, for the worker may run, and end, before the keeper does. Who ignores it, which is inherited,
+    # waits for no child and counts none; and to end that discards one that has come.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    adopt_orphans()  # of the keeper alone: a fork does not take it on
     worker = os.fork()
     if worker:
         _keep(worker)
@@ -45,13 +49,11 @@ def _keep(worker: int) -> NoReturn:
     """Ends as the worker does; behind it nothing is left that came of it."""
     status = int(signal.SIGKILL)
     try:
-        adopt_orphans()
         faulthandler.disable()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the worker's own is enough
         os.close(sys.stdin.fileno())
         os.closerange(_STANDARD_ERROR + 1, os.sysconf("SC_OPEN_MAX"))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         ended = None
         while ended is None and signal.sigwait(_AWAITED) == signal.SIGCHLD:
             ended = _ended(worker)

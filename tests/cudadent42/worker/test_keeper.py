@@ -42,8 +42,8 @@ print(kin.left()[0], flush=True)
 """
 
 
-def run(program: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", BEGIN + program]
+def run(program: str, ahead: str = "") -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", ahead + BEGIN + program]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environment, stdin=subprocess.PIPE
@@ -100,6 +100,62 @@ print(kin.left(), flush=True)
 """
     with run(program) as process:
         assert process.communicate()[0].strip() == "[]"
+
+
+LATE = """
+import os, sys
+from cudadent42.worker import keeper as module
+
+late, done = os.pipe()
+keep = module._keep
+
+def keep_late(worker):
+    os.close(done)
+    os.read(late, 1)  # until the worker has done its part: as on a machine that gives the keeper no processor
+    keep(worker)
+
+module._keep = keep_late
+"""
+
+
+def test_an_orphan_of_before_the_keeper_first_ran_is_its_own() -> None:
+    program = """
+waits, ends = os.pipe()
+
+def wait():
+    os.closerange(0, 3)
+    os.close(done)
+    os.close(ends)
+    os.read(waits, 1)  # until the worker has ended
+
+leave(wait)
+print(len(kin.left()), flush=True)
+"""
+    with run(program, LATE) as process:
+        assert process.communicate()[0].strip() == "1"
+
+
+def test_a_worker_that_ended_before_the_keeper_first_ran_is_waited_for() -> None:
+    with run("os._exit(7)", LATE) as process:
+        assert process.wait() == 7
+
+
+def test_time_of_children_is_counted_below_a_parent_that_ignores_their_end() -> None:
+    """Of these Linux waits for no child and counts none of them; a process that is started inherits it."""
+    program = """
+import resource
+
+if os.fork() == 0:
+    stop = time.process_time() + 0.1
+    while time.process_time() < stop:
+        pass
+    os._exit(5)
+code = os.waitstatus_to_exitcode(os.wait()[1])
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(code, used.ru_utime + used.ru_stime >= 0.1, flush=True)
+"""
+    with run(program, "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)") as process:
+        assert process.communicate()[0].strip() == "5 True"
 
 
 def test_a_sibling_is_told_from_a_child() -> None:
