@@ -5,7 +5,7 @@ docs/kernels/moe-backward.md has every variant with its figures.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
 
@@ -20,17 +20,12 @@ class MoeHopperBackward:
     """The tiles of all products."""
 
     first: MoeHopperConfiguration
-    """Of the gradient of what the activation is applied to: leaves registers for what is made of it."""
+    """Of the gradient of what the activation is applied to: leaves registers for what is made of it. Its `step` and
+    `tokens` are multiples of 32."""
     second: MoeHopperConfiguration
     """Of the gradient of the input."""
     weights: MoeHopperConfiguration
     """Of the gradients of the weights; `tokens` are columns of the sorted rows, in panels of 64."""
-    through_shared: bool = False
-    """The first product's results go through shared memory; its `step` and `tokens` are multiples of 32 then."""
-    one_epilogue: bool = False
-    """The first product's machine code has what becomes of a panel once, for all panels and consumers."""
-    slots_ahead: bool = False
-    """Of the gradients of the weights: a stage's slots become tokens once the next ones are on their way."""
 
 
 TUNABLE = {
@@ -48,18 +43,7 @@ WIDE = MoeHopperBackward(
     first=MoeHopperConfiguration(tokens=160, step=32, stages=4),
     second=MoeHopperConfiguration(tokens=192, step=16, stages=4),
     weights=MoeHopperConfiguration(tokens=192, step=16, stages=4),
-    through_shared=True,
-    one_epilogue=True,
-    slots_ahead=True,
 )
-FOUR_EPILOGUES = replace(
-    WIDE, first=MoeHopperConfiguration(tokens=128, step=32, stages=4), one_epilogue=False
-)
-"""What was there before, 2 to 4 % slower, with the same bits (docs/kernels/notebooks/moe-backward.md)."""
-IN_REGISTERS = replace(WIDE, through_shared=False, one_epilogue=False, slots_ahead=False)
-"""What was there first, another 16 % slower at 32,768 tokens."""
-TRIMMED = replace(WIDE, first=replace(WIDE.first, trims=True), second=replace(WIDE.second, trims=True))
-"""The same bits; at no size faster."""
 
 
 def configuration() -> MoeHopperBackward:

@@ -24,13 +24,10 @@ class MoeHopperConfiguration:
     step: int
     """Tiles with fewer tokens are as wide as a multiple of this."""
     stages: int
-    trims: bool = False
-    """A consumer whose part of a tile lies past the weight's end multiplies nothing."""
 
     @property
     def macros(self) -> dict[str, int]:
-        shape = {"TOKENS": self.tokens, "STEP": self.step, "STAGES": self.stages}
-        return {**shape, "TRIMS": 1} if self.trims else shape
+        return {"TOKENS": self.tokens, "STEP": self.step, "STAGES": self.stages}
 
     @property
     def shared_bytes(self) -> int:

@@ -6,13 +6,10 @@
 // the tile comes through the same ring of stages once the product has run; see `store_panel` for what is made of both.
 // Otherwise the second: the gradient of the input by slot, w13^T dz; the combination then adds a token's.
 //
-// Compile-time configuration: TOKENS, STEP, STAGES, GATHER, THROUGH_SHARED (with GATHER: `backward_shared_epilogue.cuh`),
-// ACTIVATION (without GATHER it only says whether there is a gate), ELEMENT_BF16; those of moe/hopper_parameters.cuh; and, may be left
-// out, ONE_EPILOGUE (with GATHER: one copy of what becomes of a panel, for both panels of both consumers).
+// Compile-time configuration: TOKENS, STEP, STAGES, GATHER, ACTIVATION (without GATHER it only says whether there is a gate),
+// ELEMENT_BF16; and those of moe/hopper_parameters.cuh.
 #define BACKWARD 1
-#ifndef ONE_EPILOGUE
-#define ONE_EPILOGUE 0
-#endif
+#define THROUGH_SHARED GATHER
 #if ELEMENT_BF16
 #define WGMMA_TYPES "bf16.bf16"
 #else
@@ -38,9 +35,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     float high[N / 2] = {};
     int previous = -1;
     const int end = inner_end(p);
-    const bool multiplies = has_columns(p, tile, consumer);
-    if (!multiplies) pass_stages(shared, ring, end);
-    for (int k = 0; multiplies && k < end; k += INNER) {
+    for (int k = 0; k < end; k += INNER) {
         ptx::mbarrier_wait(shared.full(ring.stage), ring.parity);
         // What cp.async wrote is read by wgmma, through another proxy.
         if (GATHER) ptx::fence_async_shared();
@@ -73,13 +68,13 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     ptx::wgmma_wait<0>();
     ptx::pin(low);
     ptx::pin(high);
-    if (multiplies) release(shared.empty(previous));
+    release(shared.empty(previous));
 
 #if GATHER
     float weights[(N + 31) / 32];
 #pragma unroll
     for (int i = 0; i < (N + 31) / 32; ++i) weights[i] = __ldg(p.topk_weights + slots[i]);
-#if ONE_EPILOGUE
+    // One copy of what becomes of a panel, for both panels of both consumers: four are too much for the instruction cache.
 #pragma unroll 1
     for (int turn = 0; turn < PANELS; ++turn) {
         ptx::mbarrier_wait(shared.full(ring.stage), ring.parity);
@@ -91,21 +86,6 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         release(shared.empty(ring.stage));
         ring.advance();
     }
-#else
-#pragma unroll
-    for (int turn = 0; turn < PANELS; ++turn) {
-        ptx::mbarrier_wait(shared.full(ring.stage), ring.parity);
-        if (turn % 2 == consumer) {
-            if (turn < 2) {
-                store_panel<N>(p, shared, ring.stage, tile, panel_of_turn(turn), low, weights);
-            } else {
-                store_panel<N>(p, shared, ring.stage, tile, panel_of_turn(turn), high, weights);
-            }
-        }
-        release(shared.empty(ring.stage));
-        ring.advance();
-    }
-#endif
 #else
     store_across<N>(p, tile, low, high, consumer, [&](int i) {
         return static_cast<int64>(__shfl_sync(0xffffffff, slots[i / 4], i % 4 * 8 + lane / 4));

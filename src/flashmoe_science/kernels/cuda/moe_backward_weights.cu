@@ -11,8 +11,7 @@
 // ACCUMULATE: the results are added to what is in `output`, in float32; otherwise written in 16 bits, zeros for an expert
 // without rows. Blocks are persistent and draw tiles from a counter.
 //
-// Compile-time configuration: TOKENS, STAGES, SECOND, ACCUMULATE, SLOTS_AHEAD (a stage's slots become tokens once the next ones
-// are on their way), ELEMENT_BF16.
+// Compile-time configuration: TOKENS, STAGES, SECOND, ACCUMULATE, ELEMENT_BF16.
 #define THROUGH_SHARED 0
 #define BACKWARD 1
 #define GATHER 1

@@ -88,9 +88,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     float low[N / 2] = {};
     float high[N / 2] = {};
     int previous = -1;
-    const bool multiplies = has_columns(p, tile, consumer);
-    if (!multiplies) pass_stages(shared, ring, p.inner);
-    for (int k = 0; multiplies && k < p.inner; k += INNER) {
+    for (int k = 0; k < p.inner; k += INNER) {
         ptx::mbarrier_wait(shared.full(ring.stage), ring.parity);
         // What cp.async wrote is read by wgmma, through another proxy.
         if (GATHER) ptx::fence_async_shared();
@@ -117,7 +115,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     ptx::wgmma_wait<0>();
     ptx::pin(low);
     ptx::pin(high);
-    if (multiplies) release(shared.empty(previous));
+    release(shared.empty(previous));
 
     // Not as the sums' first values: ptxas would serialise the products.
     if (p.bias != nullptr) {

@@ -120,8 +120,6 @@ def _product_kernel(
     dtype: torch.dtype,
     *,
     gather: bool,
-    through_shared: bool = False,
-    one_epilogue: bool = False,
 ) -> CudaKernel:
     return CudaKernel(
         source="moe_backward_hopper.cu",
@@ -130,12 +128,10 @@ def _product_kernel(
         macros={
             **tile.macros,
             "GATHER": int(gather),
-            "THROUGH_SHARED": int(through_shared),
             "ACTIVATION": 0 if activation is None else ACTIVATION_CODES[activation],
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "NATIVE_CP_ASYNC": 1,
             "MMA_K": 16,
-            **({"ONE_EPILOGUE": 1} if one_epilogue else {}),
         },
         threads_per_block=forward_configs.THREADS,
         dynamic_shared_bytes=tile.shared_bytes,
@@ -144,14 +140,7 @@ def _product_kernel(
 
 def first_kernel(tiles: MoeHopperBackward, activation: Activation, dtype: torch.dtype) -> CudaKernel:
     """Gradient of what the activation is applied to, activated rows, and parts of the routing weights' gradient."""
-    return _product_kernel(
-        tiles.first,
-        activation,
-        dtype,
-        gather=True,
-        through_shared=tiles.through_shared,
-        one_epilogue=tiles.one_epilogue,
-    )
+    return _product_kernel(tiles.first, activation, dtype, gather=True)
 
 
 def second_kernel(tiles: MoeHopperBackward, gated: bool, dtype: torch.dtype) -> CudaKernel:
@@ -173,7 +162,6 @@ def weights_kernel(
             "STAGES": tile.stages,
             "SECOND": int(second),
             "ACCUMULATE": int(accumulates),
-            "SLOTS_AHEAD": int(tiles.slots_ahead),
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "NATIVE_CP_ASYNC": 1,
             "MMA_K": 16,

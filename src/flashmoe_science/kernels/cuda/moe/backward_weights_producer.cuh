@@ -77,9 +77,7 @@ struct WeightsDrawer {
 constexpr int ROWS_AT_ONCE = WARPGROUP / 8;  // eight threads copy 128 bytes of a row
 constexpr int PASSES = INNER / ROWS_AT_ONCE;
 
-#if SLOTS_AHEAD
-
-// The slots of a stage's rows that this thread copies; -1: no such row.
+// The slots of a stage's rows that this thread copies; -1: no such row. They become tokens once the next ones are on their way.
 __device__ __forceinline__ void load_slots(const WeightsParameters& p, const WeightsTile& tile, int k, int (&slot)[PASSES]) {
 #pragma unroll
     for (int i = 0; i < PASSES; ++i) {
@@ -134,63 +132,5 @@ __device__ __forceinline__ void produce(const WeightsParameters& p, const Shared
         }
     }
 }
-
-#else
-
-// The tokens of a stage's rows that this thread copies; -1: no such row.
-__device__ __forceinline__ void find_tokens(const WeightsParameters& p, const WeightsTile& tile, int k, int (&token)[PASSES]) {
-#pragma unroll
-    for (int i = 0; i < PASSES; ++i) {
-        const int index = k + static_cast<int>(threadIdx.x) / 8 + i * ROWS_AT_ONCE;
-        token[i] = -1;
-        if (index < tile.count) token[i] = __ldg(p.sorted_slots + tile.first + index) / p.top_k;
-    }
-}
-
-__device__ __forceinline__ void produce(const WeightsParameters& p, const Shared& shared, int warp) {
-    WeightsDrawer drawer;
-    Ring<TILE_SLOTS> tiles;
-    Ring<STAGES> ring;
-    const int row = threadIdx.x / 8;
-    const int chunk = threadIdx.x % 8;
-    const uint32 place = row * ROW_BYTES + ((chunk ^ row % 8) << 4);
-    while (true) {
-        const WeightsTile tile = located(p, warp == 0 ? drawer.next(p, shared) : next_tile(shared, tiles));
-        if (tile.expert < 0) return;
-        int token[PASSES];
-        find_tokens(p, tile, 0, token);
-        for (int k = 0; k < tile.count; k += INNER) {
-            int later[PASSES];
-            find_tokens(p, tile, k + INNER, later);
-            ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
-            if (threadIdx.x == 0) {
-                ptx::mbarrier_expect_bytes(shared.full(ring.stage), SORTED_PANELS * PANEL_BYTES);
-                for (int panel = 0; panel < SORTED_PANELS; ++panel) {
-                    ptx::tma_load(p.rows, shared.tokens(ring.stage) + panel * PANEL_BYTES, shared.full(ring.stage),
-                                  tile.sorted * TOKENS + panel * PANEL_COLUMNS, tile.first + k);
-                }
-            }
-            __syncwarp();
-            const uint32 to = shared.weights(ring.stage) + place;
-            const int column = tile.gathered * WEIGHT_ROWS + chunk * 8;
-#pragma unroll
-            for (int i = 0; i < PASSES; ++i) {
-                const char* from = p.tokens + (static_cast<int64>(token[i]) * p.gathered + column) * 2;
-#pragma unroll
-                for (int panel = 0; panel < PANELS; ++panel) {
-                    const bool valid = token[i] >= 0 && column + panel * PANEL_COLUMNS < p.gathered;
-                    copy_chunk(to + i * ROWS_AT_ONCE * ROW_BYTES + panel * PANEL_BYTES,
-                                 valid ? from + panel * ROW_BYTES : p.tokens, valid);
-                }
-            }
-            ptx::mbarrier_arrive_after_copies(shared.full(ring.stage));
-            ring.advance();
-#pragma unroll
-            for (int i = 0; i < PASSES; ++i) token[i] = later[i];
-        }
-    }
-}
-
-#endif
 
 }  // namespace moe

@@ -8,11 +8,8 @@
 namespace moe {
 
 // Macros from the configuration (configs/moe/hopper.py): TOKENS, STEP, STAGES, GATHER, ACTIVATION; from the kernel: BACKWARD
-// (1: weights lie across, as panels of 64 of the columns that become the product's rows). May be left out: TRIMS (a consumer
-// whose part of a tile lies past the weight's end multiplies nothing).
-#ifndef TRIMS
-#define TRIMS 0
-#endif
+// (1: weights lie across, as panels of 64 of the columns that become the product's rows) and THROUGH_SHARED (1: results leave
+// through shared memory).
 constexpr int WARPGROUP = 128;
 constexpr int CONSUMERS = 2;
 constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);

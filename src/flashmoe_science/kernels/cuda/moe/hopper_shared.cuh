@@ -62,21 +62,6 @@ __device__ __forceinline__ void publish(const Shared& shared, const Ring<TILE_SL
     ptx::mbarrier_arrive(shared.tile_full(ring.stage));
 }
 
-// Whether a consumer's part of a tile has columns of the output, so that it has to be multiplied.
-__device__ __forceinline__ bool has_columns(const Parameters& p, const Tile& tile, int consumer) {
-    constexpr int PART = OUTPUT_COLUMNS / CONSUMERS;
-    return !TRIMS || tile.weight_tile * OUTPUT_COLUMNS + consumer * PART < p.columns;
-}
-
-// A consumer's way through a product's stages that it does not need.
-__device__ __forceinline__ void pass_stages(const Shared& shared, Ring<STAGES>& ring, int end) {
-    for (int k = 0; k < end; k += INNER) {
-        ptx::mbarrier_wait(shared.full(ring.stage), ring.parity);
-        release(shared.empty(ring.stage));
-        ring.advance();
-    }
-}
-
 // The next tile, by a whole warp that only reads them.
 __device__ __forceinline__ Tile next_tile(const Shared& shared, Ring<TILE_SLOTS>& ring) {
     ptx::mbarrier_wait(shared.tile_full(ring.stage), ring.parity);
