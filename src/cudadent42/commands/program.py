@@ -130,6 +130,8 @@ def _run(app: App) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
             signal.signal(number, _interrupt)
+    # Who ignores it, which is inherited, waits for no child: each is gone, and seems to have ended well.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         app(prog_name="cudadent42")
     except KeyboardInterrupt:

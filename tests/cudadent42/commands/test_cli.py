@@ -187,6 +187,22 @@ def test_what_is_wrong_is_not_timed_and_the_exit_code_says_so(suite: Path, tmp_p
     assert (tmp_path / "run/report.html").exists()
 
 
+@pytest.mark.warm
+def test_children_are_waited_for_below_a_parent_that_ignores_their_end() -> None:
+    text = """
+import signal, subprocess, sys
+from cudadent42.commands.program import make_app, run_program
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+app = make_app()
+app.command("ask")(lambda: print(subprocess.run(["false"]).returncode))
+sys.argv[1:] = ["ask"]
+sys.exit(run_program(app))
+"""
+    result = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert (result.stdout, result.returncode) == ("1\n", 0), result.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_an_interrupted_run_keeps_what_was_measured(
     suite: Path, tmp_path: Path, number: signal.Signals
