@@ -7,8 +7,6 @@ that one which a later torch adds fails `test_every_setter_is_tried` until it is
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 import types
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +15,7 @@ import pytest
 import torch
 from torch.utils import deterministic
 
+import bare_torch
 from cudadent42 import operations
 from cudadent42.correctness.guards import damage, empty_like, guarded, guarding_outputs
 from cudadent42.model.records import CacheState, Plan
@@ -236,4 +235,5 @@ def test_interop_threads() -> None:
         "x = torch.ones(1, 2, 9, 32, dtype=torch.float32, device='cpu')\n"
         "assert torch.equal(f.flash_attention(x, x, x), x)\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    done = bare_torch.run(program)
+    assert done.returncode == 0, done.stderr

@@ -1,27 +1,9 @@
-"""What importing the package and naming its functions does not import, and what works without transformers.
-
-One interpreter, of which torch alone is imported, is forked for each program: importing torch is two to three seconds.
-"""
+"""What importing the package and naming its functions does not import, and what works without transformers."""
 
 from __future__ import annotations
 
-import functools
-import json
-import subprocess
-import sys
+import bare_torch
 
-FORKED = """
-import json, os, sys
-import torch, torch.nn.attention.bias
-assert not any(name.startswith(("flashmoe_science", "transformers")) for name in sys.modules)
-for text in json.loads(sys.argv[1]):
-    if os.fork() == 0:
-        exec(text, {})
-        sys.stdout.flush()
-        os._exit(0)
-    assert os.wait()[1] == 0, text
-    print("end of a program", flush=True)
-"""
 WITHOUT_TRANSFORMERS = """
 import sys
 sys.modules["transformers"] = None  # as if it were not installed
@@ -41,27 +23,24 @@ TRANSFORMERS = """
 import sys, flashmoe_science; flashmoe_science.sdpa; flashmoe_science.flash_attention
 print([name for name in sys.modules if name.startswith("transformers")])
 """
-PROGRAMS = (WITHOUT_TRANSFORMERS, KERNELS, TRANSFORMERS)
 
 
-@functools.cache
-def printed() -> dict[str, str]:
-    """By each of the programs."""
-    command = [sys.executable, "-c", FORKED, json.dumps(PROGRAMS)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return dict(zip(PROGRAMS, done.stdout.split("end of a program\n")[:-1], strict=True))
+def printed(program: str) -> str:
+    done = bare_torch.run(program, compiler=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_without_transformers_what_is_missing_is_named() -> None:
-    (line,) = printed()[WITHOUT_TRANSFORMERS].splitlines()
+    (line,) = printed(WITHOUT_TRANSFORMERS).splitlines()
     assert line.startswith("transformers 5.8.1 or newer cannot be imported")
     assert "pip install" in line
     assert "[transformers]" in line
 
 
 def test_import_does_not_compile_or_load_a_kernel() -> None:
-    assert printed()[KERNELS] == "False False\n"
+    assert printed(KERNELS) == "False False\n"
 
 
 def test_nothing_of_transformers_is_imported_before_it_is_asked_for() -> None:
-    assert printed()[TRANSFORMERS] == "[]\n"
+    assert printed(TRANSFORMERS) == "[]\n"

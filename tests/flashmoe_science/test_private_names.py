@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
-from module_graph import SOURCE, files_of, parsed
+import bare_torch
+from module_graph import files_of, parsed
 
 FILES = files_of("flashmoe_science")
 GATHERED = "flashmoe_science.torch_private"
@@ -149,13 +147,6 @@ print("right")
 """
 
 
-@pytest.mark.fresh
 def test_calls_are_right_without_what_has_a_stand_in() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT],
-        env=os.environ | {"PYTHONPATH": str(SOURCE)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = bare_torch.run(WITHOUT, compiler=True)
     assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr

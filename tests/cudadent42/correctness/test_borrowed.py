@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import bare_torch
 from cudadent42.correctness.borrowed import LEAST_ENTRIES, Borrowed, look, operators
 from cudadent42.correctness.truth import Truth, find_truth
 from cudadent42.operations import numerics
@@ -133,7 +132,6 @@ def test_a_baseline_that_raises_below_a_mode_ends_nothing(truth: Truth, where: s
     assert "what PyTorch runs" in borrowed.evidence  # which is asked for beside the baseline
 
 
-@pytest.mark.fresh
 def test_nothing_of_the_compiler_is_imported_for_it() -> None:
     """A second of a processor for every run."""
     program = (
@@ -143,5 +141,5 @@ def test_nothing_of_the_compiler_is_imported_for_it() -> None:
         "assert operators(lambda: torch.nn.functional.scaled_dot_product_attention(query, query, query))\n"
         "print([name for name in sys.modules if name.startswith(('torch._dynamo', 'sympy'))])\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    done = bare_torch.run(program)
+    assert done.stdout == "[]\n", done.stderr
