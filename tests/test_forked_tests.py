@@ -19,6 +19,11 @@ from forked_tests import take_over
 def pytest_configure(config):
     take_over(config)
 """
+WITHOUT_TORCH = """
+from types import SimpleNamespace
+sys.modules["torch"] = SimpleNamespace(get_num_threads=lambda: 1, set_num_threads=lambda count: None)
+"""
+"""Whose import is a second and a half of a processor. All that is asked of it there is its threads."""
 TESTS = """
 import os, warnings
 from pathlib import Path
@@ -81,8 +86,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(folder: Path, text: str, *options: str) -> str:
-    (folder / "conftest.py").write_text(CONFTEST)
+def run(folder: Path, text: str, *options: str, torch: bool = False) -> str:
+    (folder / "conftest.py").write_text(CONFTEST + ("" if torch else WITHOUT_TORCH))
     (folder / "test_it.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-ra", "-n", "3", *options, "."]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -91,7 +96,7 @@ def run(folder: Path, text: str, *options: str) -> str:
 
 
 def test_outcomes_output_and_warnings_are_reported(tmp_path: Path) -> None:
-    text = run(tmp_path, TESTS)
+    text = run(tmp_path, TESTS, torch=True)
     assert "created: 3/3 workers" not in text  # xdist's
     assert re.search(r"1 failed, 60 passed, 1 skipped, 1 xfailed, 1 warning, 1 error in", text), text
     assert "FAILED test_it.py::test_many[37]" in text
