@@ -98,9 +98,9 @@ def flash_attn_varlen_func(
     k: torch.Tensor,
     v: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     *,
     seqused_k: torch.Tensor | None = None,
     block_table: torch.Tensor | None = None,
@@ -123,6 +123,7 @@ def flash_attn_varlen_func(
     Args:
         q: (tokens, heads, head_dim).
         k, v: (keys, kv_heads, head_dim), or with block_table (pages, page_size, kv_heads, head_dim).
+        cu_seqlens_k: left out with block_table, as vLLM does, or not looked at there. The two bounds are always needed.
         block_table, seqused_k, s_aux, out, return_softmax_lse: vLLM's additions; s_aux are sinks.
         k_descale, v_descale: of keys and values in FP8, (batch, kv_heads), the same for every sequence, with queries of
             16 bits. Not looked at for others.
@@ -133,6 +134,9 @@ def flash_attn_varlen_func(
     _refuse_others("flash_attn_varlen_func", others)
     _check_tensors({"q": (q, 3), "k": (k, 0), "v": (v, 0)})
     _check_tensors({"s_aux": (s_aux, 1), "k_descale": (k_descale, 0), "v_descale": (v_descale, 0)})
+    if max_seqlen_q is None or max_seqlen_k is None:
+        missing = "max_seqlen_q" if max_seqlen_q is None else "max_seqlen_k"
+        raise InputError(f"{missing} is missing; expected the most that one sequence has")
     wanted = check_flag("return_attn_probs", return_attn_probs) or check_flag(
         "return_softmax_lse", return_softmax_lse
     )

@@ -335,30 +335,37 @@ def test_rotary_embeddings_of_queries_and_new_keys(
 
 
 def test_what_vllm_passes_for_a_cache_of_16_bits_is_taken() -> None:
-    """No window is None, and scales of the layer come with every cache, expanded to (batch, kv_heads)."""
+    """No window is None, or a list; scales of the layer come with every cache, expanded to (batch, kv_heads). Where
+    keys lie in pages, cu_seqlens_k is left out.
+    """
     call = paged(SHAPE, 16)
     scale = torch.tensor(0.5).expand(3, 2)
     exact, _ = exact_varlen(**call)
-    result = flash_attn_varlen_func(
-        q=call["query"],
-        k=call["key"],
-        v=call["value"],
-        cu_seqlens_q=call["cu_seqlens_q"],
-        cu_seqlens_k=None,
-        max_seqlen_q=5,
-        seqused_k=call["seqused_k"],
-        max_seqlen_k=10,
-        block_table=call["block_table"],
-        causal=True,
-        window_size=None,
-        q_descale=None,
-        k_descale=scale,
-        v_descale=scale,
-        num_splits=0,
-        cp_world_size=1,
-    )
-    assert isinstance(result, torch.Tensor)
-    close(result, exact)
+    given: dict[str, Any] = {
+        "q": call["query"],
+        "k": call["key"],
+        "v": call["value"],
+        "cu_seqlens_q": call["cu_seqlens_q"],
+        "max_seqlen_q": 5,
+        "seqused_k": call["seqused_k"],
+        "max_seqlen_k": 10,
+        "block_table": call["block_table"],
+        "causal": True,
+        "q_descale": None,
+        "k_descale": scale,
+        "v_descale": scale,
+        "scheduler_metadata": None,
+        "fa_version": 3,
+        "num_splits": 0,
+        "cp_world_size": 1,
+    }
+    for options in ({"window_size": None}, {"window_size": [-1, -1]}, {"cu_seqlens_k": None}):
+        result = flash_attn_varlen_func(**given | options)
+        assert isinstance(result, torch.Tensor)
+        close(result, exact)
+    for name in ("max_seqlen_q", "max_seqlen_k"):
+        with pytest.raises(InputError, match=f"{name} is missing; expected the most"):
+            flash_attn_varlen_func(**given | {name: None})
 
 
 def test_caches_of_fp8_with_one_scale_for_all_sequences() -> None:
