@@ -22,9 +22,9 @@ from flashmoe_science.moe_arguments import (
     check_topk_arguments,
     parse_choice,
 )
-from flashmoe_science.moe_capacity import limit_to_capacity
+from flashmoe_science.moe_capacity import limit_to_capacity, tokens_per_expert
 from flashmoe_science.moe_states import convert_state
-from flashmoe_science.router_losses import RoutingLosses, routing_losses, topk_routing_with_losses
+from flashmoe_science.router_losses import RoutingLosses, topk_routing_with_losses
 
 
 class MoE(nn.Module):
@@ -133,15 +133,17 @@ class MoE(nn.Module):
         return self._mix(tokens, weights, self._within_capacity(ids)).view(hidden_states.shape)
 
     def forward_with_losses(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, RoutingLosses]:
-        """The output, and of these tokens the router's losses and how many slots each routed expert takes."""
+        """The output, and of these tokens the router's losses and how many slots each routed expert takes.
+
+        The losses are of the router's choice, also where a capacity drops slots of it: a popular expert stands at its
+        capacity, so from what is left nobody could tell how much too popular it is.
+        """
         tokens = self._tokens(hidden_states)
-        logits = self._logits(tokens)
-        if self.capacity_factor is None:
-            weights, ids, losses = topk_routing_with_losses(logits, self.top_k, **self._routing())
-        else:
-            weights, ids = topk_routing(logits, self.top_k, **self._routing())
+        weights, ids, losses = topk_routing_with_losses(self._logits(tokens), self.top_k, **self._routing())
+        if self.capacity_factor is not None:
             ids = self._within_capacity(ids)
-            losses = routing_losses(logits, ids)  # without the slots that are dropped
+            taken = tokens_per_expert(ids, self.routed_experts)
+            losses = RoutingLosses(losses.load_balancing, losses.z, taken)
         return self._mix(tokens, weights, ids).view(hidden_states.shape), losses
 
     def _tokens(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -134,6 +134,28 @@ def test_a_layer_with_a_capacity_keeps_its_shared_expert() -> None:
         MoE(**SIZES, capacity_factor=0)
 
 
+def test_the_losses_are_of_the_choice_also_where_a_capacity_drops_slots() -> None:
+    torch.manual_seed(0)
+    layer = MoE(**SIZES, initializer_range=0.2)
+    x = torch.randn(30, 32) + 5 * layer.gate.weight[0].detach()  # everybody chooses expert 0
+    weight = layer.gate.weight
+
+    def balance() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        losses = layer.forward_with_losses(x)[1]
+        assert losses.z.isfinite()
+        (gradient,) = torch.autograd.grad(losses.load_balancing, weight)
+        return losses.load_balancing.detach(), gradient, losses.tokens_per_expert
+
+    loss, gradient, chosen = balance()
+    layer.capacity_factor = 0.5
+    with_capacity, its_gradient, taken = balance()
+    assert (chosen[0], taken[0]) == (30, 5)
+    assert torch.equal(taken, chosen.clamp(max=5))
+    assert loss > 3  # 2 is even, 6 the most
+    assert torch.equal(with_capacity, loss)
+    assert torch.equal(its_gradient, gradient)
+
+
 @pytest.mark.parametrize("names", [("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")])
 def test_it_loads_checkpoints_with_a_tensor_for_each_expert(names: tuple[str, str, str]) -> None:
     made = MoE(**SIZES)
