@@ -28,6 +28,7 @@ from brief_timing import be_brief
 from dearest import Dearest
 from forked_tests import take_over
 from gpu_turns import gpu_turn, turnstiles
+from own_revision import ask_once
 from warm_programs import SOURCE, execute_in_sandboxes
 from warm_python import FreshPopen, WarmPopen
 
@@ -139,6 +140,13 @@ def _brief_timing() -> Iterator[None]:
     """In the processes of tests, as `brief_timing` does it in those that are forked."""
     with pytest.MonkeyPatch.context() as patch:
         be_brief(patch.setattr)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_revision() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        ask_once(patch.setattr)
         yield
 
 

@@ -45,6 +45,7 @@ from typing import Any, NoReturn
 
 import warm_programs as programs
 from brief_timing import be_brief
+from own_revision import ask_once
 from warm_process import MOST_OPEN_FILES, leave_to_the_server, run_to_its_end, take_files, take_huge_pages
 
 AVAILABLE = sys.platform == "linux"
@@ -476,14 +477,12 @@ def main() -> None:
         programs.execute_in_sandboxes()
     gc.disable()  # of what is imported next to nothing is garbage
     # This file is not among what a program of the lab can import.
-    sys.path[:] = [
-        entry
-        for entry in sys.path
-        if Path(entry or ".").resolve() not in (programs.SOURCE, Path(__file__).parent)
-    ]
+    left_out = (programs.SOURCE, Path(__file__).parent)
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() not in left_out]
     sys.path.insert(0, str(programs.SOURCE))
     _import_everything()
     be_brief()
+    ask_once()()
     _threads_at_the_start = sys.modules["torch"].get_num_threads()
     sys.path.remove(str(programs.SOURCE))
     _path_at_the_start[:] = sys.path
