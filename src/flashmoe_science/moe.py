@@ -9,6 +9,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science import autocast
+from flashmoe_science.arguments import check_flag
 from flashmoe_science.cpu import moe as cpu_moe
 from flashmoe_science.cpu import moe_quantized as cpu_moe_quantized
 from flashmoe_science.cpu import moe_training as cpu_training
@@ -146,6 +147,8 @@ def fused_moe(
         )
     kind = _by_name(_ACTIVATIONS, activation) or parse_choice(Activation, activation, "activation")
     layout = _by_name(_LAYOUTS, w13_layout) or parse_choice(W13Layout, w13_layout, "w13_layout")
+    if recompute is not False:
+        check_flag("recompute", recompute)
     if out is None and main_gradients is None and forward_levels._current_level < 0 and not dispatch_modes():
         given: tuple[torch.Tensor, ...] = (hidden_states, w13, w2, topk_weights, topk_ids)
         if w13_bias is not None and w2_bias is not None:

@@ -11,7 +11,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import functional
 
 from flashmoe_science import autocast
-from flashmoe_science.arguments import check_dense, is_finite
+from flashmoe_science.arguments import check_dense, check_flag, is_finite
 from flashmoe_science.errors import InputError
 from flashmoe_science.moe import fused_moe, topk_routing
 from flashmoe_science.moe_arguments import (
@@ -85,10 +85,20 @@ class MoE(nn.Module):
         kind = parse_choice(Activation, activation, "activation")
         _check_whole(1, hidden=hidden, intermediate=intermediate, experts=experts, top_k=top_k)
         _check_whole(0, shared_experts=shared_experts)
+        flags = {
+            "correction_bias": correction_bias,
+            "router_bias": router_bias,
+            "bias": bias,
+            "recompute": recompute,
+        }
+        for name, flag in flags.items():
+            check_flag(name, flag)
         if top_k > experts:
             raise InputError(f"top_k is {top_k} with {experts} experts; expected 1 to {experts}")
         if capacity_factor is not None and not (is_finite(capacity_factor) and capacity_factor > 0):
             raise InputError(f"capacity_factor is {capacity_factor!r}; expected a number above 0, or None")
+        if not (is_finite(initializer_range) and initializer_range >= 0):
+            raise InputError(f"initializer_range is {initializer_range!r}; expected a number, 0 or more")
         rows, every = intermediate * (2 if kind.gated else 1), experts + shared_experts
         _check_sizes(hidden, rows, intermediate, every, kind)
         logits = torch.empty((0, experts), device="meta", dtype=torch.float32)

@@ -42,7 +42,8 @@ def routing_losses(logits: torch.Tensor, topk_ids: torch.Tensor) -> RoutingLosse
         logits: (tokens, experts), the router's; computed with in float32.
         topk_ids: (tokens, k), the chosen experts; ids that are no experts count nowhere.
 
-    Without tokens both losses are 0.
+    Probabilities are the softmax of the logits, also where experts are chosen by sigmoids. Without tokens both losses
+    are 0.
 
     Reference: Fedus et al., Switch transformers (2021), arXiv:2101.03961, for the first, summed over choices as
     transformers does; Zoph et al., ST-MoE (2022), arXiv:2202.08906, for the second.

@@ -56,7 +56,7 @@ LAYERS = {
     "moe_autograd": "errors torch_private moe_arguments moe_gradients operators",
     "attention": "errors autocast torch_private direct arguments gradients cpu cuda.attention operators.sharding "
     "operators autograd varlen",
-    "moe": "errors autocast torch_private direct moe_arguments moe_gradients quantized cpu cuda.moe "
+    "moe": "errors arguments autocast torch_private direct moe_arguments moe_gradients quantized cpu cuda.moe "
     "operators.sharding operators moe_autograd",
     "moe_capacity": "errors arguments",
     "moe_states": "errors",

@@ -396,6 +396,13 @@ class _Subclass(torch.Tensor):
     pass
 
 
+def test_recompute_is_a_flag() -> None:
+    moe = strange_moe()
+    leaves = leaves_of(moe)
+    with pytest.raises(InputError, match="recompute is 'no'; expected True or False"):
+        fused_moe(*leaves, moe.topk_ids, recompute="no")  # type: ignore[arg-type]
+
+
 def test_main_gradients_that_do_not_fit_are_refused() -> None:
     moe = strange_moe(torch.bfloat16)
     leaves = leaves_of(moe)

@@ -273,6 +273,11 @@ def options_of(name: str) -> dict[str, Any]:
         ({"scaling_factor": float("nan")}, "scaling_factor is nan"),
         ({"capacity_factor": float("inf")}, "capacity_factor is inf"),
         ({"capacity_factor": "all"}, "capacity_factor is 'all'"),
+        ({"correction_bias": torch.zeros(6)}, "correction_bias is a Tensor; expected True or False"),
+        ({"router_bias": "no"}, "router_bias is 'no'; expected True or False"),
+        ({"bias": None}, "bias is None; expected True or False"),
+        ({"recompute": 1}, "recompute is 1; expected True or False"),
+        ({"initializer_range": -0.1}, "initializer_range is -0.1; expected a number, 0 or more"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
