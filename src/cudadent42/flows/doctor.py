@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,7 +59,7 @@ def examine(
     subject, name = _case(run, case), _implementation(run, implementation)
     kept = store.load_profile(folder)
     same = kept is not None and (kept.case, kept.implementation) == (subject.id, name)
-    wish = Wish(run.plan, subject, name, full=full, counters=counters)
+    wish = Wish(run.plan, subject, name, full=full, counters=counters, variables=_variables(run))
     measured, reason = _measured(run, wish, observer or Quiet()) if measure else (None, _NOT_ASKED)
     if measured is None and kept is not None and (same or not (case or implementation)):
         profile, note = kept, f"the folder's profile, judged again: {reason}"
@@ -72,13 +75,40 @@ def examine(
                 )
             profile, note = kept, f"the kept profile with counters is judged: {'; '.join(latest.notes)}"
     sets = _instruction_sets(run, here=measured is not None)
-    added = tuple(one for one in (note, sets) if one and one not in profile.notes)
+    otherwise = _otherwise(wish.variables) if measured is not None and profile is not kept else ""
+    added = tuple(one for one in (note, otherwise, sets) if one and one not in profile.notes)
     diagnosis = diagnose(replace(profile, notes=(*profile.notes, *added)))
     store.write(folder, profile, diagnosis)
     return diagnosis
 
 
 _NOT_ASKED = "measuring was not asked for"
+
+_OF_A_PROCESSOR = (
+    *("FLASHMOE_CPU_ISA", "ATEN_CPU_CAPABILITY", *onednn.LIMITS, "MKL_ENABLE_INSTRUCTIONS"),
+    *("MKL_NUM_THREADS", "OMP_NUM_THREADS"),
+)
+"""Variables that say with which instructions, and on how many threads, a run on a CPU was made."""
+
+_PLAIN = re.compile(r"[A-Za-z0-9_]{1,40}")
+"""What their values look like; a folder is somebody's word, and what does not is left out."""
+
+
+def _variables(run: RunFolder) -> dict[str, str | None]:
+    """With which a run on a CPU is measured again: its own, not those of this shell."""
+    if run.plan.device != "cpu":
+        return {}
+    values = {name: run.manifest.environment.get(name, "") for name in _OF_A_PROCESSOR}
+    return {name: value if _PLAIN.fullmatch(value) else None for name, value in values.items()}
+
+
+def _otherwise(variables: Mapping[str, str | None]) -> str:
+    """Where this process's variables are other ones; empty where they are the run's."""
+    others = {name: value for name, value in variables.items() if os.environ.get(name) != value}
+    if not others:
+        return ""
+    words = (f"{name}={value}" if value is not None else f"no {name}" for name, value in others.items())
+    return f"measured with {', '.join(words)}, as the run was"
 
 
 def _measured(run: RunFolder, wish: Wish, observer: Observer) -> tuple[Profile | None, str]:

@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cudadent42.base.errors import LabError, MachineNotReadyError
@@ -52,6 +52,8 @@ class Wish:
     ablate: bool | None = None
     """Also time the kernel without parts of its work; None: on a GPU, where there are no counters. (On a CPU each part
     takes a compiler some 10 s at first use.)"""
+    variables: Mapping[str, str | None] = field(default_factory=dict)
+    """Environment variables that the target has in place of this process's; None for one that it has not."""
 
 
 def collect(wish: Wish, folder: Path, built: BuildReport | None, observer: Observer) -> Profile:
@@ -112,11 +114,13 @@ def target_command(request: Path) -> list[str]:
     return [sys.executable, "-m", "cudadent42.stages.profile.target", str(request)]
 
 
-def target_environment() -> dict[str, str]:
-    """This process's, with the package that is running found first."""
+def target_environment(variables: Mapping[str, str | None]) -> dict[str, str]:
+    """This process's with the variables of a wish, and with the package that is running found first."""
     root = str(Path(__file__).resolve().parents[3])
     paths = [root, os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    wanted: dict[str, str | None] = {**os.environ, **variables}
+    wanted["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return {name: value for name, value in wanted.items() if value is not None}
 
 
 def _ask(task: Task, wish: Wish) -> Answer:
@@ -125,7 +129,8 @@ def _ask(task: Task, wish: Wish) -> Answer:
         folder = Path(name)
         request = _write_request(task, wish, folder)
         try:
-            done = child.run(target_command(request), timeout_s=TIMEOUT_S, environment=target_environment())
+            environment = target_environment(wish.variables)
+            done = child.run(target_command(request), timeout_s=TIMEOUT_S, environment=environment)
         except subprocess.TimeoutExpired as error:
             raise LabError(
                 f"{wish.implementation} on {wish.case.id} was still running after {TIMEOUT_S:.0f} s; "
@@ -192,7 +197,7 @@ def _with_counters(profile: Profile, wish: Wish, folder: Path) -> Profile:
                 timeout_s=PROFILER_TIMEOUT_S,
                 log=log,
                 kernel=wish.kernel,
-                environment=target_environment(),
+                environment=target_environment(wish.variables),
             )
             launches = [read_counters(one.kernel, one.metrics) for one in ncu.read(path, report)]
         except LabError as error:
@@ -275,7 +280,8 @@ def _with_perf(profile: Profile, wish: Wish) -> Profile:
     with tempfile.TemporaryDirectory(prefix="cudadent42-profile-") as name:
         folder = Path(name)
         request = _write_request(Task.REPEAT, wish, folder, control=folder)
-        counted = perf.count(target_command(request), folder, target_environment(), TIMEOUT_S)
+        environment = target_environment(wish.variables)
+        counted = perf.count(target_command(request), folder, environment, TIMEOUT_S)
         answer = folder / "answer.json"
         calls = loads(Answer, answer.read_text(encoding="utf-8")).calls if answer.is_file() else 0
     missing = {f"cpu_{name}": reason for name, reason in counted.missing.items()}

@@ -6,12 +6,12 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from cudadent42.base.errors import UsageError
+from cudadent42.base.errors import LabError, UsageError
 from cudadent42.base.serialise import encode
 from cudadent42.flows import doctor
 from cudadent42.flows.doctor import examine
@@ -23,6 +23,7 @@ from cudadent42.profiles.records import DIAGNOSIS, PROFILE, Ablation, Clock, Dia
 from cudadent42.profiles.times import apart, times
 from cudadent42.runs.run_folder import load_run
 from cudadent42.runs.source import Revision
+from cudadent42.stages.profile import child
 from cudadent42.stages.profile.collect import Wish
 
 RESULTS = Path(__file__).resolve().parents[4] / "benchmarks/results"
@@ -62,6 +63,62 @@ def test_a_diagnosis_of_a_cpu_s_run_names_its_instruction_sets(tmp_path: Path) -
     (folder / "manifest.json").write_text(json.dumps(machine))
     held = note.replace("which choose for themselves", "held by DNNL_MAX_CPU_ISA=AVX2")
     assert held in examine(folder, measure=False).notes
+
+
+def test_a_cpu_s_run_is_measured_with_its_own_instructions_and_threads(
+    tmp_path: Path, profile_of: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with those of this shell: a run that was held to AVX2 has other times and ceilings than AVX-512 gives."""
+    seen: list[dict[str, str]] = []
+
+    def target(arguments: object, *, environment: Mapping[str, str], **_: object) -> object:
+        seen.append(dict(environment))
+        raise LabError("enough was seen")
+
+    folder = shutil.copytree(RESULTS / "2026-11-23-cpu-avx2", tmp_path / "run")
+    monkeypatch.setattr(doctor, "_why_not_here", lambda run: None)
+    monkeypatch.setattr(doctor.onednn, "instructions", lambda environment: "AVX2")
+    monkeypatch.setattr(child, "run", target)
+    monkeypatch.setenv("FLASHMOE_CPU_ISA", "avx512")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert "judged from the folder alone: enough was seen" in examine(folder).notes
+    (environment,) = seen
+    assert environment["FLASHMOE_CPU_ISA"] == "avx2"
+    assert environment["ATEN_CPU_CAPABILITY"] == "avx2"
+    assert environment["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    assert "OMP_NUM_THREADS" not in environment  # the run had PyTorch's own number
+
+    _measures(monkeypatch, profile_of("spilled"))
+    assert any(
+        note.startswith("measured with FLASHMOE_CPU_ISA=avx2, ")
+        and note.endswith("no OMP_NUM_THREADS, as the run was")
+        for note in examine(folder).notes
+    )
+
+
+def test_a_folder_s_other_variables_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder may be a stranger's: neither a library to load nor a word that is no instruction set."""
+    wishes: list[Wish] = []
+
+    def collect(wish: Wish, *_: object) -> Profile:
+        wishes.append(wish)
+        raise LabError("enough was seen")
+
+    folder = shutil.copytree(RESULTS / "2026-11-23-cpu-avx2", tmp_path / "run")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["environment"] |= {
+        "LD_PRELOAD": "/evil.so",
+        "ATEN_CPU_CAPABILITY": "avx2\\0",
+        "OMP_NUM_THREADS": "2",
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    monkeypatch.setattr(doctor, "_why_not_here", lambda run: None)
+    monkeypatch.setattr(doctor, "collect", collect)
+    examine(folder)
+    (wish,) = wishes
+    assert "LD_PRELOAD" not in wish.variables
+    assert wish.variables["ATEN_CPU_CAPABILITY"] is None
+    assert wish.variables["OMP_NUM_THREADS"] == "2"
 
 
 def test_the_slowest_case_is_taken_unless_one_is_named(run: Path) -> None:
