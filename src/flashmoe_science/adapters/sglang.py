@@ -33,6 +33,8 @@ class Metadata:
     max_seqlen_k: int
     tree_mask: torch.Tensor | None = None
     """Where draft tokens are verified that are no chain: see `attention_varlen`."""
+    window_table: torch.Tensor | None = None
+    """Where keys of layers with windows lie in a pool of their own (``SWAKVPool``): the pages there."""
 
 
 class Attention:
@@ -42,6 +44,7 @@ class Attention:
         self.page_size: int = model_runner.page_size
         self.req_to_token: torch.Tensor = model_runner.req_to_token_pool.req_to_token
         self.max_context_len: int = model_runner.model_config.context_len
+        self.token_to_kv_pool: Any = getattr(model_runner, "token_to_kv_pool", None)
         self.metadata: Metadata | None = None
         self._of_graphs: Metadata | None = None
         self._starts: dict[int, torch.Tensor] = {}
@@ -69,20 +72,22 @@ class Attention:
             starts = torch.nn.functional.pad(new.cumsum(0), (1, 0)).to(torch.int32)
             most = max(forward_batch.extend_seq_lens_cpu, default=0)
         table = self._table(forward_batch.req_pool_indices, longest)
-        self.metadata = Metadata(starts, lengths, table, most, longest, tree)
+        self.metadata = Metadata(starts, lengths, table, most, longest, tree, self._window_table(table))
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int, kv_indices_buf: Any = None) -> None:
         """The memory that captured steps read, for the largest batch."""
         device, longest = self.req_to_token.device, self.req_to_token.shape[1]
         columns = -(-longest // self.page_size)
         self._starts.clear()
+        table = torch.zeros(max_bs, columns, dtype=torch.int32, device=device)
         self._of_graphs = Metadata(
             self._one_each(max_bs, device),
             torch.ones(max_bs, dtype=torch.int32, device=device),
-            torch.zeros(max_bs, columns, dtype=torch.int32, device=device),
+            table,
             1,
             longest,
             torch.zeros(max_num_tokens, dtype=torch.int64, device=device),
+            self._window_table(table),
         )
 
     def init_forward_metadata_capture_cuda_graph(
@@ -162,7 +167,8 @@ class Attention:
         # The others of its kinds see keys behind a query, which would be hidden from them.
         if kind != "decoder":
             raise InputError(f"the layer is one of {kind}; this backend computes decoders' attention alone")
-        pool, given = forward_batch.token_to_kv_pool, self.metadata
+        # Newer versions of SGLang have the pool at the runner alone.
+        pool, given = getattr(forward_batch, "token_to_kv_pool", self.token_to_kv_pool), self.metadata
         if given is None:
             raise InputError("no step was begun; call init_forward_metadata first")
         if save_kv_cache and k is not None:
@@ -171,6 +177,11 @@ class Attention:
             buffer.view(-1, self.page_size, *buffer.shape[1:])
             for buffer in pool.get_kv_buffer(layer.layer_id)
         )
+        table = given.window_table if _in_pool_of_windows(pool, layer.layer_id) else given.block_table
+        if table is None:
+            raise InputError(
+                "the batch's pool keeps layers with windows apart, and the runner's did not; expected one pool"
+            )
         fp8 = key.dtype is torch.float8_e4m3fn
         # SGLang counts the keys before a query's own in its window; -1 and None are no window.
         window = -1 if layer.sliding_window_size is None else layer.sliding_window_size
@@ -181,7 +192,7 @@ class Attention:
             cu_seqlens_q=given.cu_seqlens_q,
             max_seqlen_q=given.max_seqlen_q,
             max_seqlen_k=given.max_seqlen_k,
-            block_table=given.block_table,
+            block_table=table,
             seqused_k=given.seqused_k,
             window=(window, -1),
             softcap=layer.logit_cap or 0.0,
@@ -198,6 +209,17 @@ class Attention:
         """Pages of each sequence: the pool has a slot for each token, those of a page one after another."""
         slots = self.req_to_token[requests, :longest]
         return (slots[:, :: self.page_size] // self.page_size).to(torch.int32).contiguous()
+
+    def _window_table(self, table: torch.Tensor) -> torch.Tensor | None:
+        """The same pages in the pool of layers with windows; None where there is one pool for all.
+
+        What windows have left behind is no longer there. No row sees it, so any page does, the first one.
+        """
+        slots = getattr(self.token_to_kv_pool, "full_to_swa_index_mapping", None)
+        if slots is None:
+            return None
+        pages: torch.Tensor = slots[table.long() * self.page_size].clamp(min=0) // self.page_size
+        return pages.to(torch.int32)
 
     def _update_graphs(
         self,
@@ -223,6 +245,9 @@ class Attention:
         of_graphs.seqused_k[:bs].copy_(lengths[:bs] if verified is None else lengths[:bs] + most)
         pages = self._table(requests[:bs], of_graphs.max_seqlen_k)
         of_graphs.block_table[:bs, : pages.shape[1]].copy_(pages)
+        of_windows = self._window_table(pages)
+        if of_graphs.window_table is not None and of_windows is not None:
+            of_graphs.window_table[:bs, : pages.shape[1]].copy_(of_windows)
         starts, words = of_graphs.cu_seqlens_q, None
         if verified is not None:
             if most not in self._starts:
@@ -244,6 +269,7 @@ class Attention:
             most,
             of_graphs.max_seqlen_k,
             words,
+            None if of_graphs.window_table is None else of_graphs.window_table[:bs],
         )
 
     def _tree(
@@ -330,6 +356,14 @@ def _verified(forward_mode: Any, spec_info: Any) -> Any:
             "drafts"
         )
     return spec_info
+
+
+def _in_pool_of_windows(pool: Any, layer_id: int) -> bool:
+    """Whether a layer's keys lie there, and not in the pool that slots of requests are of."""
+    if getattr(pool, "full_to_swa_index_mapping", None) is None:
+        return False
+    _, with_window = pool.layers_mapping[layer_id]
+    return bool(with_window)
 
 
 def _has_branches(spec_info: Any) -> bool:

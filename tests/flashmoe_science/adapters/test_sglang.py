@@ -181,6 +181,63 @@ def test_a_captured_step_reads_the_same_memory_after_lengths_changed(newer: bool
     assert_as_exact_as_pytorch(result.view(-1, 4, 32), None, call, **bounds, softmax_scale=0.2)
 
 
+class TwoPools:
+    """A `SWAKVPool`: layer 1 has a window, and its keys lie in other slots of a smaller pool."""
+
+    def __init__(self, page_size: int) -> None:
+        self.pools = Pool(), Pool()
+        self.layers_mapping = {0: (0, False), 1: (0, True)}
+        pages = torch.randperm(SLOTS // page_size, generator=torch.Generator().manual_seed(7))
+        slots = (pages[:, None] * page_size + torch.arange(page_size)).flatten()
+        self.full_to_swa_index_mapping = torch.cat([slots, torch.tensor([-1])])
+
+    def write(self, layer_id: int, loc: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        slots = self.full_to_swa_index_mapping[loc] if layer_id else loc
+        self.pools[layer_id].set_kv_buffer(None, slots, key, value, None, None)
+
+    def get_kv_buffer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.pools[layer_id].get_kv_buffer(0)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("page_size", [1, 8])
+def test_layers_with_windows_may_have_a_pool_of_their_own(page_size: int, captured: bool) -> None:
+    scene, shape = Scene(page_size), Shape((1, 1, 1), Scene.lengths, dtype=BF16)
+    pool = scene.backend.token_to_kv_pool = TwoPools(page_size)
+    given, batch = contents(shape), scene.batch((1, 1, 1), True)
+    del batch.token_to_kv_pool  # as in newer versions of SGLang
+    for request, key, value in zip(scene.requests.tolist(), given.keys, given.values, strict=True):
+        for layer_id in (0, 1):
+            pool.write(layer_id, scene.slots[request, : len(key)].long(), key, value)
+    # The first 8 keys of the longest request have been left behind by its window.
+    pool.pools[1].key[pool.full_to_swa_index_mapping[scene.slots[4, :8].long()]] = torch.nan
+    pool.full_to_swa_index_mapping[scene.slots[4, :8].long()] = 0
+    if captured:
+        scene.backend.init_cuda_graph_state(4, 4)
+        ones, decode = torch.ones(3, dtype=torch.int64), batch.forward_mode
+        scene.backend.init_forward_metadata_capture_cuda_graph(3, 3, ones * 0, ones, None, decode, None)
+        lengths, before = batch.seq_lens, scene.backend.metadata
+        scene.backend.init_forward_metadata_replay_cuda_graph(
+            3, scene.requests, lengths, 43, None, decode, None, lengths
+        )
+        scene.backend.metadata = before  # what the graph reads
+    else:
+        scene.backend.init_forward_metadata(batch)
+    call = packed(shape)
+    bounds = {"max_seqlen_q": 1, "max_seqlen_k": max(scene.lengths)}
+    for layer_id, window in ((0, -1), (1, 3)):
+        own = layer(layer_id=layer_id, sliding_window_size=window)
+        query = call["query"].flatten(1)
+        result = scene.backend.forward_decode(query, None, None, own, batch, save_kv_cache=False)  # type: ignore[arg-type]
+        same = {"window": (window, 0), "softmax_scale": 0.2}
+        assert_as_exact_as_pytorch(result.view(-1, 4, 32), None, call, **bounds, **same)
+    scene.backend.token_to_kv_pool = None
+    batch.token_to_kv_pool = pool
+    scene.backend.init_forward_metadata(batch)
+    with pytest.raises(InputError, match="keeps layers with windows apart"):
+        scene.backend.forward_decode(query, None, None, own, batch, save_kv_cache=False)  # type: ignore[arg-type]
+
+
 DRAFTS = 4
 TREES = (
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]],
