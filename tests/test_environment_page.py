@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cudadent42.flows import doctor
 from cudadent42.runs.run_folder import _RECORDED_VARIABLES
 from module_graph import files_of, parsed
 
@@ -33,6 +34,7 @@ OF_PARAMETERS: dict[tuple[str, str], set[str]] = {
         "FLASHMOE_CUDA_VARLEN",
         "FLASHMOE_MOE_KERNEL",
     },
+    ("cudadent42.flows.doctor", "name"): set(doctor._OF_A_PROCESSOR),
     ("cudadent42.integrity.process_settings", "name"): set(),  # all, to be put back as they were
 }
 """What is read under a name that its caller gives: module and expression, and the variables."""
