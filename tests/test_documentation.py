@@ -231,6 +231,17 @@ def test_figures_of_rivals_take_the_fastest_of_each_cell() -> None:
     assert tool.ratios_to_best(ours, others, ["a", "b"]) == pytest.approx(((1.5 * 0.8) ** 0.5, 0.8))
 
 
+def test_a_figure_of_decoding_is_the_median_of_its_processes(tmp_path: Path) -> None:
+    """Not the best of them, nor of another instruction set."""
+    tool = load(ROOT / "tools" / "figure_readers.py")
+    for name, value in {"avx2": 0.9, "avx2-2": 0.7, "avx2-3": 0.8, "avx512": 0.95}.items():
+        (tmp_path / name).mkdir()
+        ways = {"dense": {"share_of_median_reading": value}}
+        (tmp_path / name / "decode.json").write_text(json.dumps({"dtypes": {"bf16": {"ways": ways}}}))
+    assert tool.decode_share("avx2", "bf16")(tmp_path) == 0.8
+    assert tool.decode_share("avx512", "bf16")(tmp_path) == 0.95
+
+
 def test_figures_table_says_what_is_missing_and_what_falls_short(tmp_path: Path) -> None:
     tool = load(ROOT / "tools" / "update_figures.py")
     rows = load(ROOT / "tools" / "figure_rows.py")

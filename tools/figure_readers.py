@@ -175,8 +175,14 @@ def peak_share(dtype: str) -> Callable[[Path], float]:
 
 
 def decode_share(part: str, dtype: str) -> Callable[[Path], float]:
-    """Of dense calls, in a file of benchmarks/decode_cpu.py."""
-    return field("dtypes", dtype, "ways", "dense", "share_of_median_reading", file=f"{part}/decode.json")
+    """Of dense calls, in files of benchmarks/decode_cpu.py: the median of processes, ``part``, ``part-2`` and so on."""
+    keys = ("dtypes", dtype, "ways", "dense", "share_of_median_reading")
+
+    def read(folder: Path) -> float:
+        parts = [part, *sorted(path.name for path in folder.glob(f"{part}-*"))]
+        return statistics.median(field(*keys, file=f"{name}/decode.json")(folder) for name in parts)
+
+    return read
 
 
 def host(*keys: str) -> Callable[[Path], float]:
