@@ -182,7 +182,8 @@ class Desk:
         for key, play in list(self._in_play.items()) if self._addressed else ():
             if play.task.worker == name and not play.worker and self._engine.withdraw(key):
                 self._take_out(key)
-                changes.append(Returned(key, name, 0.0, error=f"its worker is gone: {reason}", lost=True))
+                error = f"its worker is gone: {reason}"
+                changes.append(Returned(key, name, 0.0, error=error, lost=True, begun=False))
         return changes
 
     def _take_out(self, key: str) -> _InPlay | None:

@@ -124,6 +124,8 @@ class Returned:
     error: str = ""
     lost: bool = False
     """Its worker is gone, which need not be the task's fault."""
+    begun: bool = True
+    """False of a task for a worker that went before it took it."""
     parcels: tuple[Parcel, ...] = ()
     """What was raced of what was sent, read and compared with its digests there."""
     schema_version: int = SCHEMA_VERSION

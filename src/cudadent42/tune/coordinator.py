@@ -217,9 +217,16 @@ class Coordinator:
         run = f"confirmed/{folder_name(step.case)}-{step.attempt}"
         seed = derived_seed(self.state.setup.plan.seed, "confirm", step.case, step.attempt) % _SEEDS
         self._record(events.ConfirmationStarted(step.case, step.arm, step.attempt, run))
-        result = engine.confirm(
-            step.case, step.arm, blocks=step.blocks, run=run, seed=seed, within_s=self._left_s()
-        )
+        try:
+            result = engine.confirm(
+                step.case, step.arm, blocks=step.blocks, run=run, seed=seed, within_s=self._left_s()
+            )
+        except LabError as error:
+            self._record(events.ConfirmationFailed(step.case, "", str(error)))
+            if not self.state.cases[step.case].confirmed_no_more:
+                raise
+            self._observer.note(f"{step.case}: the confirmation failed: {error}")
+            return
         if result.cut_short and not result.holds:
             raise LimitReachedError(f"the budget ended the confirmation of {step.case}")
         self._record(

@@ -328,7 +328,7 @@ class FleetCoordinator:
         asked = {each.unit for each in case.on_machines}
         free = {worker.unit: worker for worker in desk.workers if worker.unit not in asked}
         wanted = min(CONFIRMING_MACHINES, len(asked) + len(free)) - len(asked)
-        if asked and (wanted <= 0 or case.confirmations >= MOST_ATTEMPTS):
+        if asked and (wanted <= 0 or case.confirmed_no_more):
             self._conclude(case)
             return True
         for worker in heapq.nsmallest(wanted, free.values(), key=lambda each: self._asked[each.name]):
@@ -403,6 +403,10 @@ class FleetCoordinator:
                 self._observer.note(f"{change.worker} is gone: {change.reason}")
             else:
                 work = self._work.pop(change.key)
+                if not change.begun:  # a confirmation, which is another worker's
+                    self._pending[work.case] -= 1
+                    self._due.add(work.case)
+                    continue
                 self._longest_s = max(self._longest_s, change.seconds)
                 returned.append((work, change))
                 happened.append(self._result(work, change))
@@ -427,7 +431,7 @@ class FleetCoordinator:
         run = run_of(work)
         if change.error:
             self._observer.note(f"{work.case}: the confirmation on {work.worker} failed: {change.error}")
-            return events.ConfirmationFailed(work.case, work.worker, change.error)
+            return events.ConfirmationFailed(work.case, work.worker, change.error, change.lost)
         try:
             result = self._judge(self._folder / run, work.blocks)
         except UsageError as error:

@@ -232,12 +232,15 @@ class MachineConfirmed:
 
 @dataclass(frozen=True)
 class ConfirmationFailed:
-    """A machine of a fleet that came to no answer."""
+    """A confirmation, or a machine of a fleet at one, that came to no answer."""
 
     event: ClassVar[str] = "confirmation-failed"
     case: str
     worker: str
+    """Of a fleet; else empty."""
     reason: str
+    lost: bool = False
+    """The worker is gone, which need not be the winner's fault."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from cudadent42.decisions.racing import (
     leaving,
     unseparated,
 )
+from cudadent42.tune.jobs import in_jobs, jobs_of
 from cudadent42.tune.space import DEFAULT
-from cudadent42.tune.state import CaseState, Job, State, in_jobs, jobs_of
+from cudadent42.tune.state import CaseState, Job, State
 
 
 @dataclass(frozen=True)

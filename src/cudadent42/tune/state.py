@@ -6,19 +6,17 @@ once: it is known by its job, the attempt and its number.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from statistics import median
 from types import MappingProxyType
 
 from cudadent42.base.errors import UsageError
-from cudadent42.decisions.racing import Leaving, Row, blocks_of, chunks
+from cudadent42.decisions.racing import Leaving, Row, blocks_of
 from cudadent42.fleet.task import PATIENCE_S
 from cudadent42.tune.journal import (
-    ARMS_OF_A_JOB,
     FILES,
     ArmOut,
     BlockMeasured,
@@ -49,6 +47,9 @@ from cudadent42.tune.space import DEFAULT
 
 MOST_ATTEMPTS = 3
 """Of a job or a confirmation that ends with an error; then its arms are out, or the case stays as it is."""
+
+MOST_LOST_CONFIRMATIONS = 24
+"""That took their workers along: thrice as many as a fleet begins at once, all of which one host may have."""
 
 
 OfACase = (
@@ -105,6 +106,10 @@ class CaseState:
     """The leader's confirmations of single machines, of a fleet."""
     confirmations: int = 0
     """That were begun."""
+    failed: tuple[str, ...] = ()
+    """Why confirmations ended with an error. One that a kill or a limit ended is none of them."""
+    lost: int = 0
+    """Confirmations whose workers went away, of a fleet."""
     jobs: Mapping[str, JobState] = field(default_factory=dict)
     default_ms: Mapping[str, float] = field(default_factory=dict)
     """The default's median latency by the piece of hardware, of a fleet."""
@@ -122,8 +127,13 @@ class CaseState:
         return (
             self.settled.leader == DEFAULT
             or self.confirmed is not None
-            or (self.confirmations >= MOST_ATTEMPTS and not self.on_machines)
+            or (self.confirmed_no_more and not self.on_machines)
         )
+
+    @property
+    def confirmed_no_more(self) -> bool:
+        """Whether no further confirmation is tried."""
+        return len(self.failed) >= MOST_ATTEMPTS or self.lost >= MOST_LOST_CONFIRMATIONS
 
 
 @dataclass(frozen=True)
@@ -438,10 +448,7 @@ def _with_rows(rows: Mapping[str, Row], blocks: Mapping[str, Mapping[str, float]
     return {**rows, **{arm: {**rows.get(arm, {}), **row} for arm, row in new.items()}}
 
 
-def _in_case(
-    case: CaseState,
-    event: OfACase,
-) -> CaseState:
+def _in_case(case: CaseState, event: OfACase) -> CaseState:
     if isinstance(event, ArmOut):
         return replace(case, out={**case.out, event.arm: event.reason})
     if isinstance(event, Settled):
@@ -449,7 +456,9 @@ def _in_case(
     if isinstance(event, ConfirmationStarted):
         return replace(case, confirmations=max(case.confirmations, event.attempt))
     if isinstance(event, ConfirmationFailed):
-        return replace(case, confirmations=case.confirmations + 1)
+        if event.lost:
+            return replace(case, lost=case.lost + 1)
+        return replace(case, failed=(*case.failed, event.reason))
     if isinstance(event, MachineConfirmed):
         if any(each.unit == event.unit for each in case.on_machines):
             return case
@@ -458,41 +467,3 @@ def _in_case(
         return replace(case, confirmed=event)
     departed = tuple(Departure(event.rung, len(case.rows.get(each.arm, {})), each) for each in event.left)
     return replace(case, rung=event.rung + 1, leader=event.leader, departed=(*case.departed, *departed))
-
-
-def jobs_of(state: State, case: CaseState) -> list[Job]:
-    """What is still to be measured in the case's rung. Arms that went out leave their jobs."""
-    rules = state.setup.rules
-    alive = case.alive
-    # As the rung began: who went out meanwhile has left a gap, and nobody moves into another job.
-    departed = {each.leaving.arm for each in case.departed}
-    began = [arm for arm in case.raced[1:] if arm not in departed]
-    begun = in_jobs(case)
-    began = [arm for arm in began if arm not in case.out or arm in begun]
-    jobs = []
-    for name, arms in _parts(case, began):
-        done = case.jobs.get(name, JobState(arms))
-        left = tuple(arm for arm in done.arms if arm in alive)
-        blocks = blocks_of(rules, case.rung) - done.blocks
-        if left and blocks > 0:
-            jobs.append(Job(name, case.case, case.rung, left, blocks, done.attempts + 1))
-    return jobs
-
-
-def _parts(case: CaseState, began: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The jobs of a case's rung by name. In the first, each round of a search has its own."""
-    together = [began]
-    if case.rung == 0 and len(case.added) > 1:
-        ends = list(itertools.accumulate(case.added))
-        rounds = [set(case.raced[1 + end - new : 1 + end]) for end, new in zip(ends, case.added, strict=True)]
-        together = [[arm for arm in began if arm in new] for new in rounds]
-    for number, arms in enumerate(together):
-        prefix = f"{case.case}#{case.rung}." + (f"{number}." if number else "")
-        for part, each in enumerate(chunks(arms, ARMS_OF_A_JOB)):
-            yield f"{prefix}{part}", each
-
-
-def in_jobs(case: CaseState) -> set[str]:
-    """Arms that jobs of the case's rung were begun with."""
-    begun = f"{case.case}#{case.rung}."
-    return {arm for name, job in case.jobs.items() if name.startswith(begun) for arm in job.arms}

@@ -8,21 +8,23 @@ import random
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulated import CASES, Simulated, setup
 
-from cudadent42.base.errors import MachineNotReadyError, UsageError
+from cudadent42.base.errors import LabError, MachineNotReadyError, UsageError
 from cudadent42.base.observer import Quiet
 from cudadent42.base.serialise import decode
 from cudadent42.decisions.confirmation import LEAST
 from cudadent42.decisions.racing import Cause, Rules, exhaustive
 from cudadent42.tune import journal as events
 from cudadent42.tune.coordinator import STOP, Coordinator, Limits
-from cudadent42.tune.engine import Block, OnResult, Unfit
+from cudadent42.tune.engine import Block, Confirmation, OnResult, Unfit
 from cudadent42.tune.journal import FILES, Entry, Setup, TuningJournal, read
+from cudadent42.tune.report.view import case_row
 from cudadent42.tune.rungs import next_step
 from cudadent42.tune.space import DEFAULT
 from cudadent42.tune.state import MOST_ATTEMPTS, Job, State, fold
@@ -422,3 +424,38 @@ def test_arms_of_equal_speed_are_not_installed(tmp_path: Path, seed: int) -> Non
     about = setup(arms=12)
     about = replace(about, plan=replace(about.plan, seed=seed))
     assert tune(tmp_path / "t", Simulated(), about).winners == ()
+
+
+def test_kills_and_limits_do_not_use_up_the_confirmations_of_a_case(tmp_path: Path) -> None:
+    """More often than confirmations may fail."""
+
+    class KilledWhileConfirming(Simulated):
+        def confirm(self, *given: object, **how: object) -> Confirmation:
+            raise Killed
+
+    gains = {"BLOCK=1": 0.06}
+    for _ in range(MOST_ATTEMPTS + 1):
+        with pytest.raises(Killed):
+            tune(tmp_path / "t", KilledWhileConfirming(gains))
+    for _ in range(MOST_ATTEMPTS + 1):
+        state = tune(tmp_path / "t", Simulated(gains, hurried=1))
+        assert "the budget ended the confirmation" in state.paused
+    assert len(tune(tmp_path / "t", Simulated(gains)).winners) == 2
+
+
+def test_a_confirmation_that_always_fails_ends_its_case_with_the_reason_and_no_other(tmp_path: Path) -> None:
+    class Failing(Simulated):
+        def confirm(self, case: str, arm: str, **how: Any) -> Confirmation:
+            if case == "short/fp32":
+                raise LabError("the audit did not start")
+            return super().confirm(case, arm, **how)
+
+    engine = Failing({"BLOCK=1": 0.06})
+    for _ in range(MOST_ATTEMPTS - 1):
+        with pytest.raises(LabError, match="the audit did not start"):
+            tune(tmp_path / "t", engine)
+    state = tune(tmp_path / "t", engine)
+    assert state.finished
+    assert [each.case for each in state.winners] == ["long/fp32"]
+    row = case_row(state, state.cases["short/fp32"])
+    assert row.outcome == "its confirmation failed: the audit did not start"

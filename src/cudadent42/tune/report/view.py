@@ -133,7 +133,9 @@ def _unconfirmed(state: State, case: CaseState) -> str:
         return f"rung {case.rung + 1} of {len(state.setup.rules.rungs)}, {len(case.alive) - 1} still raced"
     if case.settled.leader == DEFAULT:
         return f"the default stays: {case.settled.reason}"
-    return "to be confirmed" if not case.finished else "its confirmation failed"
+    if not case.finished:
+        return "to be confirmed"
+    return f"its confirmation failed: {case.failed[-1] if case.failed else 'workers went away'}"
 
 
 def _racing(state: State, case: CaseState) -> tuple[str, str]:
