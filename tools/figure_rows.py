@@ -144,7 +144,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
             fields(peak_share("fp32"), peak_share("bf16")),
         ),
         Row(
-            "decode, one sequence of 32,768 keys on all cores: share of reading the same memory in order, median of runs",
+            "decode, one sequence of 32,768 keys on all cores: share of reading the same memory in order, median run",
             "cpu-decode",
             tuple(
                 Bound(f"{name} {dtype}", 0.8, share, at_least=True)
