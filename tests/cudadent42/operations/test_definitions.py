@@ -191,15 +191,15 @@ def test_a_suite_that_is_wrong(text: str, message: str) -> None:
         parse_suite(text, "here")
 
 
-def test_the_moe_suite_has_the_layers_of_three_models() -> None:
+def test_the_moe_suite_has_the_layers_of_four_models() -> None:
     suite = load_suite("moe")
     sizes = {(c.hidden, c.intermediate, c.experts, c.top_k) for c in suite.shapes if isinstance(c, MoeCase)}
-    assert sizes == {(2048, 768, 128, 8), (4096, 14336, 8, 2), (7168, 2048, 256, 8)}
+    assert sizes == {(2048, 768, 128, 8), (4096, 14336, 8, 2), (7168, 2048, 256, 8), (2880, 2880, 32, 4)}
     tokens = {case.name: case.tokens for case in suite.shapes}
     assert {"qwen3-30b-1", "qwen3-30b-16", "qwen3-30b-256", "qwen3-30b-4096", "qwen3-30b-32768"} <= set(
         tokens
     )
-    assert {"mixtral-8x7b-64", "mixtral-8x7b-8192"} <= set(tokens)
+    assert {"mixtral-8x7b-64", "mixtral-8x7b-8192", "gpt-oss-20b-8", "gpt-oss-20b-2048"} <= set(tokens)
     assert all(name.endswith(f"-{count}") for name, count in tokens.items())
     implementations = registry("moe")
     assert set(suite.implementations) <= set(implementations)
