@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from cudadent42.decisions.compare import compare
 from cudadent42.model.records import MachineReport, Plan, Sample
 from cudadent42.operations import definition, names
 from cudadent42.operations.attention.case import AttentionCase
+from cudadent42.operations.moe.activations import ACTIVATIONS
 from cudadent42.operations.moe.case import MoeCase
 from cudadent42.plan import Choices, make_plan
 from cudadent42.registry import registry
@@ -26,6 +28,7 @@ from cudadent42.stages.report.rivals import rivals
 from cudadent42.stages.report.view import View
 from cudadent42.suites.loader import load_suite, parse_suite
 from flashmoe_science.cuda.build import kernels as cuda_kernels
+from flashmoe_science.cuda.device import GPUS
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 CASE = MoeCase("layer", "bf16", 16, 2048, 768, 128, 8)
@@ -119,6 +122,13 @@ def test_a_run_of_layers_is_read_back(folder: Path) -> None:
     assert read.samples == tuple(samples())
 
 
+def test_a_record_of_before_biases_and_layouts_is_of_a_case_without() -> None:
+    written = json.loads(dumps(PLAN))
+    for case in written["cases"]:
+        del case["bias"], case["w13_layout"]
+    assert loads(Plan, json.dumps(written)) == PLAN
+
+
 def test_a_case_is_told_by_its_fields() -> None:
     mixed = (AttentionCase("a", "fp16", 2, 4, 2, 32, 48, 64), CASE)
     for case in mixed:
@@ -184,6 +194,15 @@ def test_a_suite_of_layers() -> None:
             "unknown activation 'gelu_tahn'.*did you mean 'gelu_tanh'",
         ),
         (HEAD + LAYER + "causal = true\n", r"case 1 \(one\): unknown key 'causal'"),
+        (
+            HEAD + LAYER + 'w13_layout = "interleave"\n',
+            "unknown w13_layout 'interleave'; expected one of concat",
+        ),
+        (
+            HEAD + LAYER + 'w13_layout = "interleaved"\nactivation = "silu_no_mul"\n',
+            "silu_no_mul has no gate; leave it out",
+        ),
+        (HEAD + LAYER + "bias = 1\n", "true or false"),
     ],
 )
 def test_a_suite_that_is_wrong(text: str, message: str) -> None:
@@ -203,6 +222,16 @@ def test_the_moe_suite_has_the_layers_of_four_models() -> None:
     assert all(name.endswith(f"-{count}") for name, count in tokens.items())
     implementations = registry("moe")
     assert set(suite.implementations) <= set(implementations)
+
+
+def test_the_layer_of_gpt_oss_has_kernels_for_a_gpu_that_is_not_here() -> None:
+    cases = [case for case in load_suite("moe").shapes if case.name.startswith("gpt-oss")]
+    made = [definition("moe").configured("cudadent42", case, GPUS["H100"]) for case in cases]
+    assert len(made) == 2
+    # The activation is a macro of the first product; biases and the layout are arguments.
+    swiglu_oai = 1 + ACTIVATIONS.index("swigluoai")
+    for each in made:
+        assert swiglu_oai in {kernel.macros.get("ACTIVATION") for kernel in each.kernels}
 
 
 def test_a_processor_gets_the_suite_of_its_size() -> None:

@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from cudadent42.correctness.truth import find_truth, judge
-from cudadent42.model.implementations import why_not
+from cudadent42.model.implementations import UnsupportedCaseError, why_not
 from cudadent42.model.records import Plan
 from cudadent42.operations import numerics
 from cudadent42.operations.moe import OPERATION
-from cudadent42.operations.moe.activations import ACTIVATIONS
+from cudadent42.operations.moe.activations import ACTIVATIONS, W13_LAYOUTS
 from cudadent42.operations.moe.case import MoeCase
 from cudadent42.operations.moe.hard_inputs import hard_cases, hard_inputs
+from cudadent42.operations.moe.implementations import _prepare_liger
 from cudadent42.operations.moe.inputs import MoeInputs, input_sets, random_inputs
 from cudadent42.operations.moe.reference import activate, expert_loop, moe_float64, yardstick
 from cudadent42.registry import get, load, registry
@@ -93,6 +94,81 @@ def test_reference_equals_the_formula(activation: str, tokens: int) -> None:
     exact = moe_float64(inputs, activation, lambda: chunks.append(None))
     torch.testing.assert_close(exact, by_formula(inputs, activation), rtol=1e-12, atol=1e-12)
     assert bool(chunks) == bool(tokens)
+
+
+BIASED = replace(CASE, activation="swigluoai", bias=True, w13_layout="interleaved")
+"""As GPT-OSS has its layers."""
+
+
+@pytest.mark.parametrize("name", ["grouped_mm", "expert_loop", "cudadent42", "grouped_mm_compiled"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("layout", W13_LAYOUTS)
+def test_biases_and_layouts_are_right(
+    name: str, bias: bool, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    # The loop rounds every step of a choice to the dtype, so it is held to float32.
+    dtype = "fp32" if name == "expert_loop" else "bf16"
+    case = replace(BIASED, bias=bias, w13_layout=layout, dtype=dtype)
+    truth = find_truth(case, random_inputs(case, 2, "cpu"))
+    verdict = judge(truth, name, get(name, "moe").prepare(case, truth.inputs)(), "random")
+    assert verdict.passed, verdict.detail
+
+
+def test_the_layer_with_biases_by_turns_is_the_formula() -> None:
+    inputs = random_inputs(replace(BIASED, top_k=8), 4, "cpu")
+    assert inputs.biases is not None
+    x, w13, w2 = (tensor.double() for tensor in inputs.tensors[:3])
+    first, second = (bias.double() for bias in inputs.biases)
+    projected = torch.einsum("th,erh->etr", x, w13) + first[:, None]
+    gate, up = projected[..., ::2].clamp(max=7), projected[..., 1::2].clamp(-7, 7)
+    between = (up + 1) * gate * torch.sigmoid(1.702 * gate)
+    every = torch.einsum("eti,ehi->eth", between, w2) + second[:, None]
+    weight = torch.zeros(x.shape[0], len(w13), dtype=torch.float64)
+    weight.scatter_add_(1, inputs.topk_ids.long(), inputs.topk_weights.double())
+    expected = torch.einsum("te,eth->th", weight, every)
+    torch.testing.assert_close(moe_float64(inputs, "swigluoai"), expected, rtol=1e-12, atol=1e-12)
+
+
+def _without_first(inputs: MoeInputs) -> MoeInputs:
+    first, second = inputs.biases or ()
+    return replace(inputs, biases=(torch.zeros_like(first), second))
+
+
+def _without_second(inputs: MoeInputs) -> MoeInputs:
+    first, second = inputs.biases or ()
+    return replace(inputs, biases=(first, torch.zeros_like(second)))
+
+
+def _of_the_next_expert(inputs: MoeInputs) -> MoeInputs:
+    first, second = inputs.biases or ()
+    return replace(inputs, biases=(first.roll(1, 0), second.roll(1, 0)))
+
+
+def _as_if_concatenated(inputs: MoeInputs) -> MoeInputs:
+    return replace(inputs, w13_layout="concat")
+
+
+@pytest.mark.parametrize(
+    "damage", [_without_first, _without_second, _of_the_next_expert, _as_if_concatenated]
+)
+def test_biases_left_out_or_at_another_place_are_seen(damage: Callable[[MoeInputs], MoeInputs]) -> None:
+    truth = find_truth(BIASED, random_inputs(BIASED, 1, "cpu"))
+    result = moe_float64(damage(truth.inputs), BIASED.activation).to(torch.bfloat16)  # type: ignore[arg-type]
+    assert not judge(truth, "damaged", result, "random").passed
+
+
+def test_a_case_with_biases_says_so_and_counts_them() -> None:
+    assert OPERATION.shape(BIASED) == "24 × 64 × 48, 2 of 8 swigluoai interleaved biases"
+    assert BIASED.memory_bytes(1) - replace(BIASED, bias=False).memory_bytes(1) == 2 * 8 * (2 * 48 + 64)
+    assert torch.equal(
+        random_inputs(BIASED, 1, "cpu").w13, random_inputs(replace(BIASED, bias=False), 1, "cpu").w13
+    )
+
+
+def test_liger_takes_no_biases() -> None:
+    with pytest.raises(UnsupportedCaseError, match="knows no biases"):
+        _prepare_liger(replace(CASE, bias=True), random_inputs(CASE, 0, "cpu"))
 
 
 @pytest.mark.parametrize("name", ["grouped_mm", "expert_loop", "cudadent42"])
@@ -278,6 +354,20 @@ def test_a_plug_in_is_verified_like_our_own(plug_in: Callable[[str], str]) -> No
     assert sum(case.implementation == name for case in report.cases) == len(
         [unit for unit in units(plan(name)) if unit.implementation == name]
     )
+
+
+def test_a_plug_in_without_biases_declines_cases_that_have_them(plug_in: Callable[[str], str]) -> None:
+    name = plug_in("experts")
+    report = verify(replace(plan(name), cases=(BIASED,)), emit=lambda event: None)
+    assert {why for key, why in report.skipped.items() if "experts" in str(key)} == {
+        "it has no argument w13_bias, which this case needs"
+    }
+
+
+def test_a_plug_in_gets_biases_and_the_layout(tmp_path: Path) -> None:
+    (tmp_path / "k.py").write_text("def f(*arguments, **options): return sorted(options)\n")
+    call = load(f"{tmp_path}/k.py:f", "moe").prepare(BIASED, random_inputs(BIASED, 0, "cpu"))
+    assert call() == ["activation", "w13_bias", "w13_layout", "w2_bias"]
 
 
 def test_a_plug_in_that_changes_its_inputs_fails(plug_in: Callable[[str], str]) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from inspect import Parameter, signature
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import MAX_SIZE, Table, did_you_mean
+from cudadent42.model.implementations import UnsupportedCaseError
 from cudadent42.operations.interface import Configured, Definition, Numerics, other_size
-from cudadent42.operations.moe.activations import ACTIVATIONS
+from cudadent42.operations.moe.activations import ACTIVATIONS, W13_LAYOUTS
 from cudadent42.operations.moe.case import MoeCase
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 _SIZE_STEP = 16
 QUANTIZED_KEYS = frozenset(("weight_bits", "group"))
 """Of a case in a suite; the backward pass has none, as such weights have no gradient."""
+FORWARD_KEYS = QUANTIZED_KEYS | {"bias", "w13_layout"}
+"""Those that cases of the backward pass do not have."""
 _GROUP, _GROUP_STEP = 128, 32
 """Weights that share a scale where the case does not say, and what divides their number."""
 _ELEMENT_BF16 = {"bf16": 1, "fp16": 0}
@@ -48,7 +52,18 @@ def _parse_case(table: Table, name: str, dtype: str) -> MoeCase:
             + did_you_mean(activation, ACTIVATIONS)
         )
     weight_bits, group = _weights(table, sizes)
-    return MoeCase(
+    w13_layout: str = table.value("w13_layout", str, "the name of a layout", "concat")
+    if w13_layout not in W13_LAYOUTS:
+        raise UsageError(
+            f"{table.where}: unknown w13_layout {w13_layout!r}; expected one of {', '.join(W13_LAYOUTS)}"
+            + did_you_mean(w13_layout, W13_LAYOUTS)
+        )
+    bias: bool = table.value("bias", bool, "true or false", False)
+    if weight_bits and bias:
+        raise UsageError(
+            f"{table.where}: bias beside weight_bits; quantised weights have none: expected either"
+        )
+    case = MoeCase(
         name=name,
         dtype=dtype,
         tokens=table.integer("tokens", 1, MAX_SIZE, None),
@@ -59,7 +74,14 @@ def _parse_case(table: Table, name: str, dtype: str) -> MoeCase:
         activation=activation,
         weight_bits=weight_bits,
         group=group,
+        bias=bias,
+        w13_layout=w13_layout,
     )
+    if w13_layout != "concat" and not case.gated:
+        raise UsageError(
+            f"{table.where}: w13_layout = {w13_layout!r}, but {activation} has no gate; leave it out"
+        )
+    return case
 
 
 def _weights(table: Table, sizes: Mapping[str, int]) -> tuple[int, int]:
@@ -94,6 +116,8 @@ def _cells(case: MoeCase) -> Mapping[str, object]:
 def _shape(case: MoeCase) -> str:
     sizes = f"{case.tokens} × {case.hidden} × {case.intermediate}, {case.top_k} of {case.experts}"
     sizes += f" {case.activation}" if case.activation != "silu" else ""
+    sizes += " interleaved" if case.w13_layout == "interleaved" else ""
+    sizes += " biases" if case.bias else ""
     return sizes + (f", {case.weight_bits} bits in groups of {case.group}" if case.weight_bits else "")
 
 
@@ -125,18 +149,35 @@ def _implementations() -> tuple[Implementation, ...]:
 
 
 def _plug_in(function: Callable[..., Any]) -> Callable[[MoeCase, MoeInputs], Call]:
-    """Called as ``function(hidden_states, w13, w2, topk_weights, topk_ids, *, activation)``."""
+    """Called as ``function(hidden_states, w13, w2, topk_weights, topk_ids, *, activation)``, with ``w13_layout``,
+    ``w13_bias`` and ``w2_bias`` besides where a case has them."""
 
     def prepare(case: MoeCase, inputs: MoeInputs) -> Call:
-        tensors, activation = inputs.tensors, case.activation
+        tensors, activation, more = inputs.tensors, case.activation, inputs.options
+        lacking = _not_taken(function, more)
+        if lacking:
+            raise UnsupportedCaseError(f"it has no argument {lacking[0]}, which this case needs")
 
         def call() -> Tensor:
-            result: Tensor = function(*tensors, activation=activation)
+            result: Tensor = function(*tensors, activation=activation, **more)
             return result
 
         return call
 
     return prepare
+
+
+def _not_taken(function: Callable[..., Any], options: Mapping[str, object]) -> list[str]:
+    """Keywords that a function does not have; none where it does not say."""
+    if not options:
+        return []
+    try:
+        parameters = signature(function).parameters
+    except (TypeError, ValueError):
+        return []
+    if any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values()):
+        return []
+    return [name for name in options if name not in parameters]
 
 
 def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
@@ -184,7 +225,7 @@ OPERATION = Definition(
     case_type=MoeCase,
     baseline="grouped_mm",
     case_keys=frozenset(("tokens", "hidden", "intermediate", "experts", "top_k", "activation"))
-    | QUANTIZED_KEYS,
+    | FORWARD_KEYS,
     parse_case=_parse_case,
     columns=(
         *("implementation", "dtype", "batch_size", "seq_len", "hidden_dim", "num_heads", "latency_ms"),

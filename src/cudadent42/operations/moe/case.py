@@ -10,7 +10,7 @@ from cudadent42.model.cases import element_bytes
 
 @dataclass(frozen=True)
 class MoeCase:
-    """One mixture-of-experts forward: sizes, dtype and activation."""
+    """One mixture-of-experts forward: sizes, dtype, activation, biases and layout."""
 
     operation: ClassVar[str] = "moe"
 
@@ -28,6 +28,10 @@ class MoeCase:
     """8 or 4: the experts' weights are numbers of so many bits times scales; 0: they have the dtype alone."""
     group: int = 0
     """Weights along the depth that share a scale."""
+    bias: bool = False
+    """Both products have biases."""
+    w13_layout: str = "concat"
+    """A value of ``flashmoe_science.moe_arguments.W13Layout``."""
 
     @property
     def id(self) -> str:
@@ -38,6 +42,11 @@ class MoeCase:
     def gated(self) -> bool:
         """Whether w13 holds gate and up projections, or one alone."""
         return not self.activation.endswith("_no_mul")
+
+    @property
+    def expert_biases(self) -> int:
+        """Entries of one expert's biases."""
+        return (2 if self.gated else 1) * self.intermediate + self.hidden if self.bias else 0
 
     @property
     def expert_weights(self) -> int:
@@ -68,7 +77,7 @@ class MoeCase:
 
     def _stored_bytes(self, experts: int) -> int:
         """Of the weights of so many experts, in their smallest form."""
-        size, weights = element_bytes(self.dtype), experts * self.expert_weights
+        size, weights = element_bytes(self.dtype), experts * (self.expert_weights + self.expert_biases)
         if not self.weight_bits:
             return size * weights
         return weights * self.weight_bits // 8 + size * weights // self.group
@@ -76,6 +85,6 @@ class MoeCase:
     def memory_bytes(self, sets: int) -> int:
         """Bytes of so many sets of inputs, with an output each; they share the experts' weights, which are there in the
         dtype too."""
-        weights = element_bytes(self.dtype) * self.experts * self.expert_weights
+        weights = element_bytes(self.dtype) * self.experts * (self.expert_weights + self.expert_biases)
         stored = self._stored_bytes(self.experts) if self.weight_bits else 0
         return weights + stored + sets * self._token_bytes

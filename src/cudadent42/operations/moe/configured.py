@@ -15,7 +15,7 @@ from cudadent42.operations.variants import chosen
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.moe import MoeKind, few, hopper, portable
-from flashmoe_science.cuda.moe.forward import asked
+from flashmoe_science.cuda.moe.forward import FIVE, asked
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.cuda.moe.select import FORWARD
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -37,7 +37,8 @@ def configured(name: str, case: MoeCase, device: Device) -> Configured:
         torch.empty(case.tokens, case.top_k, dtype=torch.int32, device="meta"),
     )
     try:
-        problem, _ = asked(tensors, Activation(case.activation), W13Layout.CONCAT, device)
+        names = (*FIVE, "w13_bias", "w2_bias") if case.bias else FIVE
+        problem, _ = asked(tensors, Activation(case.activation), W13Layout(case.w13_layout), device, names)
         choice = chosen(name, variants_of(), variant_choice, FORWARD, problem, device)
     except NOT_DONE as error:
         raise UnsupportedCaseError(str(error)) from error

@@ -75,7 +75,8 @@ def hard_cases(cases: Sequence[MoeCase], device: str) -> tuple[HardInput, ...]:
     for case in sorted(cases, key=lambda case: case.tokens):
         if case.flops <= most:
             sizes = case.hidden, case.intermediate, case.experts, case.top_k
-            key = case.dtype, *sizes, case.activation, case.weight_bits, case.group
+            form = case.weight_bits, case.group, case.bias, case.w13_layout
+            key = case.dtype, *sizes, case.activation, *form
             groups.setdefault(key, []).append(case)
     chosen = dict.fromkeys(case for group in groups.values() for case in (group[0], group[-1]))
     changes: dict[str, Change] = {

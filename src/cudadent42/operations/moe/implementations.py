@@ -26,7 +26,15 @@ if TYPE_CHECKING:
 
 
 def grouped_mm(
-    hidden_states: Tensor, w13: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor, activation: str
+    hidden_states: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    activation: str,
+    w13_layout: str = "concat",
+    w13_bias: Tensor | None = None,
+    w2_bias: Tensor | None = None,
 ) -> Tensor:
     """Rows sorted by expert and copied in that order, two grouped products, rows put back, weighted and summed: what
     Hugging Face's transformers do by default (their ``grouped_mm`` experts). Ids must be in range."""
@@ -44,8 +52,13 @@ def grouped_mm(
     every = torch.arange(w13.shape[0], dtype=by_expert.dtype, device=by_expert.device)
     ends = torch.searchsorted(by_expert, every, right=True, out_int32=True)
     rows = hidden_states[order // top_k]
-    between = activate(functional.grouped_mm(rows, w13.transpose(1, 2), offs=ends), activation)
+    projected = functional.grouped_mm(rows, w13.transpose(1, 2), offs=ends)
+    if w13_bias is not None:
+        projected = projected + w13_bias[by_expert]
+    between = activate(projected, activation, w13_layout)
     down = functional.grouped_mm(between, w2.transpose(1, 2), offs=ends)
+    if w2_bias is not None:
+        down = down + w2_bias[by_expert]
     down = down * topk_weights.reshape(-1)[order, None]
     position = torch.empty_like(order)
     position[order] = torch.arange(len(order), dtype=torch.int64, device=order.device)
@@ -59,11 +72,11 @@ def _arguments(inputs: MoeInputs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tenso
 
 
 def _prepare_grouped_mm(case: MoeCase, inputs: MoeInputs) -> Call:
-    return partial(grouped_mm, *_arguments(inputs), case.activation)
+    return partial(grouped_mm, *_arguments(inputs), case.activation, **inputs.options)
 
 
 def _prepare_compiled(case: MoeCase, inputs: MoeInputs) -> Call:
-    return partial(_compiled(case), *_arguments(inputs), case.activation)
+    return partial(_compiled(case), *_arguments(inputs), case.activation, **inputs.options)
 
 
 @cache
@@ -72,8 +85,8 @@ def _compiled(case: MoeCase) -> Callable[..., Tensor]:
     function after a few shapes."""
     import torch
 
-    def composition(*arguments: Any) -> Tensor:
-        return grouped_mm(*arguments)
+    def composition(*arguments: Any, **options: Any) -> Tensor:
+        return grouped_mm(*arguments, **options)
 
     compiled: Callable[..., Tensor] = torch.compile(composition, dynamic=False)
     return compiled
@@ -82,7 +95,7 @@ def _compiled(case: MoeCase) -> Callable[..., Tensor]:
 def _prepare_loop(case: MoeCase, inputs: MoeInputs) -> Call:
     from cudadent42.operations.moe.reference import expert_loop
 
-    return partial(expert_loop, *inputs.tensors, case.activation)
+    return partial(expert_loop, *inputs.tensors, case.activation, **inputs.options)
 
 
 # ---------------------------------------------------------------- this project's kernels
@@ -91,9 +104,9 @@ def _prepare_loop(case: MoeCase, inputs: MoeInputs) -> Call:
 def _prepare_ours(case: MoeCase, inputs: MoeInputs) -> Call:
     fused_moe = importlib.import_module("flashmoe_science").fused_moe
     if inputs.quantized is None:
-        return partial(fused_moe, *inputs.tensors, activation=case.activation)
+        return partial(fused_moe, *inputs.tensors, activation=case.activation, **inputs.options)
     tensors, scales = _quantized_arguments(inputs)
-    return partial(fused_moe, *tensors, **scales, activation=case.activation)
+    return partial(fused_moe, *tensors, **scales, activation=case.activation, **inputs.options)
 
 
 def _prepare_wide(case: MoeCase, inputs: MoeInputs) -> Call:
@@ -115,21 +128,37 @@ def _quantized_arguments(inputs: MoeInputs) -> tuple[tuple[Tensor, ...], dict[st
 def _prepare_variant(variant: Variant, case: MoeCase, inputs: MoeInputs) -> Call:
     arguments = variant.module("moe_arguments")
     tensors, activation = inputs.tensors, arguments.Activation(case.activation)
+    layout = arguments.W13Layout(case.w13_layout)
     if inputs.quantized is not None:
         if not inputs.hidden_states.is_cpu:
             raise UnsupportedCaseError("quantised experts have no CUDA kernel")
         stored, scales = _quantized_arguments(inputs)
         forward = variant.module("cpu.moe_quantized").forward
         return partial(
-            forward, *stored, **scales, activation=activation, instruction_set=variant.instruction_set()
+            forward,
+            *stored,
+            **scales,
+            activation=activation,
+            w13_layout=layout,
+            instruction_set=variant.instruction_set(),
         )
     if inputs.hidden_states.is_cpu:
         forward = variant.module("cpu.moe").forward
-        return partial(forward, *tensors, activation=activation, instruction_set=variant.instruction_set())
+        return partial(
+            forward,
+            *tensors,
+            **inputs.biased,
+            activation=activation,
+            w13_layout=layout,
+            instruction_set=variant.instruction_set(),
+        )
     asked, selection = variant.module("cuda.moe.forward").asked, _selection(variant)
-    problem, device = asked(tensors, activation, arguments.W13Layout.CONCAT, None)
+    # Versions of before the biases have no names.
+    names = {"names": (*variant.module("cuda.moe.forward").FIVE, *inputs.biased)} if inputs.biased else {}
+    problem, device = asked(tensors, activation, layout, None, **names)
     made = compiled(variant, selection, problem, device, variant_choice(variant, problem, device))
-    return partial(variant.module("cuda.moe").forward, *tensors, activation=activation, choice=made)
+    forward = variant.module("cuda.moe").forward
+    return partial(forward, *tensors, **inputs.biased, activation=activation, w13_layout=layout, choice=made)
 
 
 def variant_choice(variant: Variant, problem: MoeProblem, device: Device) -> Choice:
@@ -170,9 +199,11 @@ def variants_of(package: str = OUR_PACKAGE) -> Variants:
 
 
 def _prepare_liger(case: MoeCase, inputs: MoeInputs) -> Call:
-    function = importlib.import_module("liger_kernel.ops").LigerFusedMoEFunction
     if case.activation != "silu":
         raise UnsupportedCaseError("Liger's fused MoE knows SwiGLU only")
+    if case.bias or case.w13_layout != "concat":
+        raise UnsupportedCaseError("Liger's fused MoE knows no biases, and gate rows before up rows only")
+    function = importlib.import_module("liger_kernel.ops").LigerFusedMoEFunction
     for kernel, tuned in _liger_tuning(case):
         kernel.cache = tuned
     return partial(

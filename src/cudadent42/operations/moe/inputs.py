@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,10 +36,24 @@ class MoeInputs:
     """(tokens, k), int32 or int64."""
     quantized: tuple[QuantizedWeights, QuantizedWeights] | None = None
     """w13 and w2, where the case's weights are quantised."""
+    biases: tuple[Tensor, Tensor] | None = None
+    """(experts, rows of w13) and (experts, hidden), of the weights' dtype."""
+    w13_layout: str = "concat"
+    """``interleaved``: gate rows and up rows by turns, and so their biases."""
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         return self.hidden_states, self.w13, self.w2, self.topk_weights, self.topk_ids
+
+    @property
+    def biased(self) -> dict[str, Tensor]:
+        """The biases by the names of arguments, where there are any."""
+        return {} if self.biases is None else dict(zip(("w13_bias", "w2_bias"), self.biases, strict=True))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `flashmoe_science.fused_moe` gets besides, where it is not as usual."""
+        return {**self.biased, **({} if self.w13_layout == "concat" else {"w13_layout": self.w13_layout})}
 
     @property
     def result_like(self) -> Tensor:
@@ -85,10 +100,30 @@ def input_sets(
     else:
         w13, w2 = (weights(*shape) for shape in shapes)
     popularity = popularity_of(case, generator, device)
+    biases = _biases(case, seed, device) if case.bias else None
     return [
-        replace(_tokens(case, seed, index, w13, w2, popularity), quantized=quantized)
+        replace(
+            _tokens(case, seed, index, w13, w2, popularity),
+            quantized=quantized,
+            biases=biases,
+            w13_layout=case.w13_layout,
+        )
         for index in range(count)
     ]
+
+
+def _biases(case: MoeCase, seed: int, device: str) -> tuple[Tensor, Tensor]:
+    """Of the order of the products' results, so that one that is left out or at another place is seen; drawn apart from
+    the weights, which are those of the case without biases."""
+    generator = _generator(seed, case, "biases", device)
+    rows = (2 if case.gated else 1) * case.intermediate
+    first, second = (
+        torch.empty((case.experts, count), dtype=DTYPES[case.dtype], device=device).normal_(
+            0.0, 0.5, generator=generator
+        )
+        for count in (rows, case.hidden)
+    )
+    return first, second
 
 
 def random_inputs(case: MoeCase, seed: int, device: str) -> MoeInputs:

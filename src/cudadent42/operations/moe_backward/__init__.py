@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import Table, did_you_mean
 from cudadent42.operations.interface import Definition, Numerics, Parts, columns_with
+from cudadent42.operations.moe import FORWARD_KEYS
 from cudadent42.operations.moe import OPERATION as FORWARD
-from cudadent42.operations.moe import QUANTIZED_KEYS
 from cudadent42.operations.moe.case import MoeCase
 from cudadent42.operations.moe_backward.case import ROUTINGS, MoeBackwardCase
 
@@ -73,7 +73,7 @@ def definition(case_type: type[CaseT]) -> Definition[CaseT, MoeGradientInputs]:
     return Definition(
         case_type=case_type,
         baseline=FORWARD.baseline,
-        case_keys=FORWARD.case_keys - QUANTIZED_KEYS | {"routing"},
+        case_keys=FORWARD.case_keys - FORWARD_KEYS | {"routing"},
         parse_case=parse_case,
         columns=columns_with("intermediate_dim", "top_k", "activation", "routing"),
         cells=cells,
