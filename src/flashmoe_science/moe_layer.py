@@ -23,7 +23,7 @@ from flashmoe_science.moe_arguments import (
     parse_choice,
 )
 from flashmoe_science.moe_capacity import limit_to_capacity, tokens_per_expert
-from flashmoe_science.moe_states import convert_state
+from flashmoe_science.moe_states import BY_TURNS, convert_state
 from flashmoe_science.router_losses import RoutingLosses, topk_routing_with_losses
 
 
@@ -122,6 +122,11 @@ class MoE(nn.Module):
         correction = torch.zeros(experts, device=device, dtype=torch.float32) if correction_bias else None
         self.gate.register_buffer("e_score_correction_bias", correction)
         add(self.experts, "gate_up_proj", every, rows, hidden)
+        by_turns = W13Layout(self.w13_layout) is W13Layout.INTERLEAVED and kind.gated
+        # Of the layer's state alone: transformers' fused tensors have the same names, and all gate rows first.
+        self.experts.register_buffer(
+            BY_TURNS, torch.ones((), device=device, dtype=torch.uint8) if by_turns else None
+        )
         add(self.experts, "down_proj", every, hidden, intermediate)
         add(self.experts, "gate_up_proj_bias", every, rows, there=bias)
         add(self.experts, "down_proj_bias", every, hidden, there=bias)

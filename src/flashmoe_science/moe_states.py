@@ -13,17 +13,21 @@ _PER_EXPERT = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 _GPT_OSS_TRANSPOSED = ("experts.gate_up_proj", "experts.down_proj")
 _GPT_OSS_BY_TURNS = ("experts.gate_up_proj", "experts.gate_up_proj_bias")
 _SHARED = "shared_experts."
+BY_TURNS = "gate_up_rows_by_turns"
+"""In the state of a layer whose gate rows and up rows alternate, and in no other's: tensors that come without it,
+and not from a GPT-OSS block, have all gate rows first."""
 
 
 def convert_state(module: Any, state: dict[str, Any], prefix: str, *rest: Any) -> None:
     """In place, before a module loads it.
 
     Tensors of single experts become those of all. A GPT-OSS block, known by its ``router``, has weights as (experts,
-    columns, rows) with gate and up by turns: they are turned, and put in the module's order. Shared experts
-    (DeepSeek-V3) follow the routed ones in the same tensors.
+    columns, rows) with gate and up by turns: they are turned, and put in the module's order. Other blocks' fused
+    tensors have all gate rows first. Shared experts (DeepSeek-V3) follow the routed ones in the same tensors.
     """
     _join_experts(module, state, prefix)
     _turn_gpt_oss(module, state, prefix)
+    _order_rows(module, state, prefix)
     _append_shared(module, state, prefix)
 
 
@@ -34,6 +38,24 @@ def _join(module: Any, gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
     return torch.cat((gates, ups), dim=1)
 
 
+def _order_rows(module: Any, state: dict[str, Any], prefix: str) -> None:
+    """Fused tensors in the module's order, and the mark of it: they have that order where what came before joined
+    them or the mark is there."""
+    mark = f"{prefix}experts.{BY_TURNS}"
+    wanted = getattr(module.experts, BY_TURNS) is not None
+    stored = state.pop(mark, None) is not None
+    names = [name for name in (f"{prefix}{each}" for each in _GPT_OSS_BY_TURNS) if name in state]
+    if not names:
+        return
+    for name in names:
+        rows = state[name]
+        if stored and not wanted:
+            state[name] = torch.cat((rows[:, ::2], rows[:, 1::2]), dim=1)
+        elif wanted and not stored:
+            state[name] = _join(module, *rows.chunk(2, dim=1))
+    _mark(module, state, prefix)
+
+
 def _join_experts(module: Any, state: dict[str, Any], prefix: str) -> None:
     for gate, up, down in _PER_EXPERT:
         if f"{prefix}experts.0.{down}.weight" not in state:
@@ -42,6 +64,14 @@ def _join_experts(module: Any, state: dict[str, Any], prefix: str) -> None:
         gates, ups, downs = (_take(state, prefix, name, count) for name in (gate, up, down))
         state[f"{prefix}experts.gate_up_proj"] = _join(module, torch.stack(gates), torch.stack(ups))
         state[f"{prefix}experts.down_proj"] = torch.stack(downs)
+        _mark(module, state, prefix)
+
+
+def _mark(module: Any, state: dict[str, Any], prefix: str) -> None:
+    """Say that the fused tensors have the module's order, where that is by turns."""
+    mark = getattr(module.experts, BY_TURNS)
+    if mark is not None:
+        state[f"{prefix}experts.{BY_TURNS}"] = mark
 
 
 def _is_of_an_expert(name: str, prefix: str, projection: str) -> bool:
@@ -71,6 +101,7 @@ def _turn_gpt_oss(module: Any, state: dict[str, Any], prefix: str) -> None:
         if f"{prefix}{name}" in state:
             rows = state[f"{prefix}{name}"]
             state[f"{prefix}{name}"] = _join(module, rows[:, ::2], rows[:, 1::2])
+    _mark(module, state, prefix)
 
 
 def _append_shared(module: Any, state: dict[str, Any], prefix: str) -> None:

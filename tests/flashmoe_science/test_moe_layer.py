@@ -389,6 +389,38 @@ def test_states_follow_the_order_of_the_layers_rows() -> None:
     torch.testing.assert_close(interleaved(x), plain(x), rtol=1e-5, atol=1e-6)
 
 
+def test_fused_tensors_of_transformers_are_put_by_turns() -> None:
+    """They are called as the layer's own, whose state has a mark."""
+    block, concat = of_transformers("qwen3_moe")
+    x = torch.randn(7, 32)
+    by_turns = MoE(**SIZES, w13_layout="interleaved")
+    by_turns.load_state_dict(block.state_dict())
+    torch.testing.assert_close(by_turns(x), concat(x), rtol=1e-5, atol=1e-6)
+    assert torch.equal(by_turns.experts.gate_up_proj[:, ::2], concat.experts.gate_up_proj.chunk(2, dim=1)[0])
+
+
+def test_a_layers_own_state_keeps_its_order_and_goes_into_the_other(tmp_path: Path) -> None:
+    by_turns = MoE(**SIZES, w13_layout="interleaved", bias=True, initializer_range=0.2)
+    torch.nn.init.normal_(by_turns.experts.gate_up_proj_bias)
+    x = torch.randn(7, 32)
+    torch.save(dict(by_turns.state_dict()), tmp_path / "state.pt")
+    for layout in ("interleaved", "concat"):
+        other = MoE(**SIZES, w13_layout=layout, bias=True)
+        other.load_state_dict(torch.load(tmp_path / "state.pt"))
+        torch.testing.assert_close(other(x), by_turns(x), rtol=1e-5, atol=1e-6)
+        again = MoE(**SIZES, w13_layout="interleaved", bias=True)
+        again.load_state_dict(other.state_dict())
+        assert torch.equal(again.experts.gate_up_proj, by_turns.experts.gate_up_proj)
+
+
+def test_shared_experts_beside_fused_tensors_are_put_by_turns() -> None:
+    block, concat = of_transformers("deepseek_v3")
+    by_turns = MoE(**SIZES, **options_of("deepseek_v3"), w13_layout="interleaved")
+    by_turns.load_state_dict(block.state_dict())
+    x = torch.randn(7, 32)
+    torch.testing.assert_close(by_turns(x), concat(x), rtol=1e-5, atol=1e-6)
+
+
 def test_a_shared_expert_of_another_size_is_named() -> None:
     block, _ = of_transformers("deepseek_v3")
     layer = MoE(**SIZES, **{**options_of("deepseek_v3"), "shared_experts": 1})
