@@ -132,9 +132,9 @@ GRADIENTS: dict[str, Change] = {
 }
 """What autograd hands to a backward pass: stride 0 behind ``sum()``, other layouts, and small and large ones."""
 
-_LEFT_OUT = ("nan_", "inf_", "no_tokens")
-"""Hard inputs of the forward pass that hold such values, of which no rule that all take says into which gradient they
-spread; and empty ones, which have no gradient to compare."""
+_LEFT_OUT = ("inf_",)
+"""Hard inputs of the forward pass with infinities: whether a gradient of one is infinite or NaN depends on how the
+activation's derivative is written. NaN spreads the same way in all."""
 
 
 def hard_inputs(dtype: str) -> tuple[HardInput, ...]:
