@@ -394,7 +394,7 @@ def test_gradients_are_called_with_the_choice(monkeypatch: pytest.MonkeyPatch) -
 def test_experts_are_called_with_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     handed: list[Choice] = []
 
-    def forward(hidden_states: Any, *rest: Any, activation: Activation, choice: Choice) -> Any:
+    def forward(hidden_states: Any, *rest: Any, activation: Activation, choice: Choice, **layout: Any) -> Any:
         handed.append(choice)
         return hidden_states
 
