@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import instruction_sets
 from cudadent42.base.errors import UsageError
 from cudadent42.commands.common import split
 from cudadent42.model.cases import Case
@@ -56,7 +57,6 @@ from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.moe_arguments import Activation, W13Layout
 from flashmoe_science.tuned.configuration import changed
-from instruction_sets import AVAILABLE, tested
 
 H200 = Device(index=0, architecture="sm_90", multiprocessors=132, l2_bytes=60 << 20)
 
@@ -204,7 +204,7 @@ CASES = (
     ids=lambda case: case.operation,
 )
 def test_the_variant_of_every_instruction_set_passes_verification(case: Case) -> None:
-    names = tuple(f"cudadent42[{each.value}]" for each in tested())
+    names = tuple(f"cudadent42[{each.value}]" for each in instruction_sets.tested())
     baseline = definition(case.operation).baseline
     plan = Plan("unit", "cpu", (case,), baseline, (baseline, *names), 1, 0, seed=3)
     report = verify(plan, emit=lambda event: None)
@@ -231,7 +231,7 @@ def test_a_variant_runs_the_code_of_its_instruction_set(monkeypatch: pytest.Monk
 
 
 def test_the_build_has_the_kernels_of_the_variants() -> None:
-    other = AVAILABLE[-1]
+    other = instruction_sets.AVAILABLE[-1]
     report = build(
         "cpu", (), lambda *told: None, (AttentionCase("c", "fp32", 1, 1, 1, 8, 8, 32),), ("pytorch",)
     )

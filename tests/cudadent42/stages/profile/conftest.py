@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ def profile_in_each(request: pytest.FixtureRequest) -> Callable[..., Profile]:
 def later_profile_of() -> Callable[..., Profile]:
     """As ``profile_of``, from the later recording."""
     return _maker(_read(LATER))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run made on an H200."""
+    return shutil.copytree(FOLDER.parent / "2026-11-20-h200-hopper", tmp_path / "run")
 
 
 def _maker(recorded: dict[str, Any]) -> Callable[..., Profile]:
