@@ -111,9 +111,14 @@ def check_moe_arguments(
     _check_dtype("hidden_states", hidden_states, DTYPES)
     for name, tensor in (("w13", w13), ("w2", w2)):
         if tensor.dtype != hidden_states.dtype:
+            quantized = tensor.dtype in (torch.int8, torch.uint8)
             raise InputError(
-                f"{name} is {tensor.dtype} but hidden_states is {hidden_states.dtype}; "
-                "expected one dtype: convert with .to()"
+                f"{name} is {tensor.dtype} but hidden_states is {hidden_states.dtype}; expected "
+                + (
+                    "w13_scales and w2_scales with quantised weights"
+                    if quantized
+                    else "one dtype: convert with .to()"
+                )
             )
     _check_dtype("topk_weights", topk_weights, (torch.float32,))
     _check_dtype("topk_ids", topk_ids, (torch.int32, torch.int64))

@@ -319,6 +319,10 @@ def test_a_compiled_call_is_the_operator() -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"w2_scales": None}, "w13_scales is given but w2_scales is not"),
+    (
+        {"w13_scales": None, "w2_scales": None},
+        "w13 is torch.uint8 but hidden_states is torch.bfloat16; expected w13_scales and w2_scales",
+    ),
     ({"w13": torch.zeros(4, 128, 128)}, "expected int8, or uint8"),
     ({"w2": torch.zeros(4, 128, 64, dtype=torch.int8)}, "w13 is torch.uint8 but w2 is torch.int8"),
     (

@@ -37,6 +37,10 @@ class UsageError(LabError):
     """Wrong arguments, an unreadable suite, an unwritable folder."""
 
 
+class UnwritableError(UsageError):
+    """A folder that could be written to when work began, and takes no more: nothing of what is measured is at fault."""
+
+
 class NewerVersionError(UsageError):
     """A file or folder that a newer version of this program wrote."""
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cudadent42.base import reading
-from cudadent42.base.errors import UsageError
+from cudadent42.base.errors import UnwritableError, UsageError
 from cudadent42.base.serialise import decode, dumps
 
 T = TypeVar("T")
+
+_ROOM_BYTES = 1 << 16
 
 
 def write_json(path: Path, record: object) -> None:
@@ -43,10 +45,17 @@ def disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(
+        raise UnwritableError(
             f"cannot write to {folder}: {error.strerror or error}; what was measured so far is kept there. "
             "Free some space or choose another folder with --output-dir"
         ) from error
+
+
+def require_room(folder: Path) -> None:
+    """Raises UnwritableError where the folder's disk is full: whoever shares it fails then, whatever they work on."""
+    probe = folder / f".room-{os.getpid()}"
+    write_text(probe, "0" * _ROOM_BYTES)
+    probe.unlink()
 
 
 def _umask() -> int:

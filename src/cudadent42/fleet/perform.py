@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from cudadent42.base import parcels
-from cudadent42.base.errors import LabError
+from cudadent42.base.errors import LabError, UnwritableError
 from cudadent42.base.observer import Observer
 from cudadent42.fleet.task import Block as Block
 from cudadent42.fleet.task import Returned, Task, Way
@@ -167,7 +167,7 @@ class Performer:
                 blocks.append(result)
 
         plan = replace(task.plan, device=self._device)
-        error = ""
+        error, unwritable = "", False
         try:
             for parcel in task.parcels:
                 parcels.check(parcel)
@@ -178,9 +178,17 @@ class Performer:
                     self._racer.rest()
                     self._run(task, plan)
         except LabError as raised:
-            error = str(raised)
-        seconds = round(time.monotonic() - began_s, 3)
-        return Returned(task.key, self._name, seconds, tuple(blocks), unfit, error, parcels=task.parcels)
+            error, unwritable = str(raised), isinstance(raised, UnwritableError)
+        return Returned(
+            key=task.key,
+            worker=self._name,
+            seconds=round(time.monotonic() - began_s, 3),
+            blocks=tuple(blocks),
+            unfit=unfit,
+            error=error,
+            unwritable=unwritable,
+            parcels=task.parcels,
+        )
 
     def _run(self, task: Task, plan: Plan) -> None:
         options = RunOptions(

@@ -124,6 +124,8 @@ class Returned:
     error: str = ""
     lost: bool = False
     """Its worker is gone, which need not be the task's fault."""
+    unwritable: bool = False
+    """Its machine's disk took no more, which is no implementation's fault."""
     begun: bool = True
     """False of a task for a worker that went before it took it."""
     parcels: tuple[Parcel, ...] = ()

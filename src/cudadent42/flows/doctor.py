@@ -182,26 +182,41 @@ def _instruction_sets(run: RunFolder, *, here: bool) -> str:
     """
     if run.plan.device != "cpu" or run.build is None:
         return ""
-    # "x86_64:avx2+avx2+fma+f16c": the set, then what it needs.
     architectures = (
         build.recipe.architecture for build in run.build.kernels if build.recipe.backend == "host"
     )
-    ours = dict.fromkeys(each.partition(":")[2].partition("+")[0] for each in architectures)
+    ours = dict.fromkeys(_compiled_for(each) for each in architectures)
     if not any(ours):
         return ""
     note = f"instruction sets: our kernels were compiled for {', '.join(ours)}"
     theirs = run.machine.facts.get("torch_cpu_capability")
     if not theirs:
         return note
-    limits = [
-        f"{name}={run.manifest.environment[name]}"
-        for name in (*onednn.LIMITS, "MKL_ENABLE_INSTRUCTIONS")
-        if name in run.manifest.environment
-    ]
-    libraries = f"held by {', '.join(limits)}" if limits else "which choose for themselves"
-    note = f"{note}; PyTorch's took {theirs}, but for MKL's and oneDNN's, {libraries}"
+    held = {
+        "MKL": _limits(run, ("MKL_ENABLE_INSTRUCTIONS",)),
+        "oneDNN": _limits(run, onednn.LIMITS),
+    }
+    libraries = "MKL's and oneDNN's, which choose for themselves"
+    if any(held.values()):
+        libraries = ", and ".join(
+            f"{name}'s, " + (f"held by {limits}" if limits else "which chooses for itself")
+            for name, limits in held.items()
+        )
+    note = f"{note}; PyTorch's took {theirs}, but for {libraries}"
     said = onednn.instructions(run.manifest.environment) if here else None
     return f"{note}. oneDNN names {said} here" if said else note
+
+
+def _compiled_for(architecture: str) -> str:
+    """The set of "x86_64:avx2+avx2+fma+f16c". VNNI, which is part of none, is named besides."""
+    name, *features = architecture.partition(":")[2].split("+")
+    return f"{name} with avx512_vnni" if "avx512_vnni" in features else name
+
+
+def _limits(run: RunFolder, names: tuple[str, ...]) -> str:
+    """Those of the variables that the run had, with their values."""
+    environment = run.manifest.environment
+    return ", ".join(f"{name}={environment[name]}" for name in names if name in environment)
 
 
 def _case(run: RunFolder, wanted: str) -> Case:

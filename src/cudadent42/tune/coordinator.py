@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudadent42.base.errors import LabError, MachineNotReadyError
+from cudadent42.base.errors import LabError, MachineNotReadyError, UnwritableError
 from cudadent42.base.observer import Observer
 from cudadent42.base.seeds import derived_seed
 from cudadent42.tune import journal as events
@@ -221,6 +221,8 @@ class Coordinator:
             result = engine.confirm(
                 step.case, step.arm, blocks=step.blocks, run=run, seed=seed, within_s=self._left_s()
             )
+        except UnwritableError:
+            raise  # the disk's fault, and no winner's
         except LabError as error:
             self._record(events.ConfirmationFailed(step.case, "", str(error)))
             if not self.state.cases[step.case].confirmed_no_more:
@@ -253,7 +255,7 @@ class Coordinator:
         """The error that it ended with; empty where there was none. What is the machine's is no arm's: it is raised."""
         try:
             work()
-        except MachineNotReadyError:
+        except (MachineNotReadyError, UnwritableError):
             raise
         except LabError as error:
             return str(error)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cudadent42.base.errors import LabError, UsageError
+from cudadent42.base.files import require_room
 from cudadent42.base.observer import Observer
 from cudadent42.base.parcels import Parcel
 from cudadent42.decisions.machines import deviation, is_far_off, usual_deviation
@@ -431,7 +432,8 @@ class FleetCoordinator:
         run = run_of(work)
         if change.error:
             self._observer.note(f"{work.case}: the confirmation on {work.worker} failed: {change.error}")
-            return events.ConfirmationFailed(work.case, work.worker, change.error, change.lost)
+            lost = change.lost or change.unwritable
+            return events.ConfirmationFailed(work.case, work.worker, change.error, lost)
         try:
             result = self._judge(self._folder / run, work.blocks)
         except UsageError as error:
@@ -440,7 +442,9 @@ class FleetCoordinator:
         return machine_confirmed(work, run, result)
 
     def _judge_return(self, work: Work, change: Returned, desk: Desk) -> None:
-        """Who fails again and again leaves: an arm, or a device."""
+        """Who fails again and again leaves: an arm, or a device. Raises UnwritableError where it is this disk."""
+        if change.error:
+            require_room(self._folder)
         member = self.state.members.get(change.worker)
         if isinstance(work, Job):
             job = self.state.cases[work.case].jobs[work.name]
@@ -450,7 +454,9 @@ class FleetCoordinator:
                 self._record(*(events.ArmOut(work.case, arm, reason) for arm in work.arms if arm in alive))
         if member is None:
             return
-        if change.error and not change.lost:
+        if change.unwritable:
+            self._quarantine(member, change.error, desk)
+        elif change.error and not change.lost:
             self._observer.note(f"{change.worker}: {change.error}")
             failed = self._failed.setdefault(member.unit, set())
             failed.add(work.name if isinstance(work, Job) else work.case)

@@ -75,6 +75,8 @@ class Expression:
     """What was read, and how it is computed."""
 
     text: str
+    where: str
+    """It stands, for messages."""
     kind: Kind
     _compute: Callable[[Settings], Value]
 
@@ -84,7 +86,9 @@ class Expression:
             return self._compute(settings)
         except ZeroDivisionError:
             values = ", ".join(f"{name}={value}" for name, value in settings.items())
-            raise UsageError(f"{self.text!r} divides by zero at {values}; guard the division") from None
+            raise UsageError(
+                f"{self.where}: {self.text!r} divides by zero at {values}; guard the division"
+            ) from None
 
 
 def is_name(text: str) -> bool:
@@ -100,7 +104,7 @@ def parse(text: str, kinds: Mapping[str, Kind], wanted: Kind, where: str) -> Exp
     node = reader.whole()
     if node.kind is not wanted:
         raise reader.error(f"gives {node.kind.value}, not {wanted.value}")
-    return Expression(text, node.kind, node.compute)
+    return Expression(text, where, node.kind, node.compute)
 
 
 @dataclass(frozen=True)

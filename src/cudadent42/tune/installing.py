@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from cudadent42.base.errors import UsageError
 from cudadent42.native import specification
+from cudadent42.native.tuned import sources_digest, table_name
 from cudadent42.operations import definition, names
 from cudadent42.tune import journal as events
 from cudadent42.tune.journal import TuningJournal, read
+from cudadent42.tune.space import DEFAULT
 from cudadent42.tune.state import fold
 from cudadent42.tune.table import InstalledTable, install
 from flashmoe_science.jit import host
@@ -27,14 +30,22 @@ from flashmoe_science.tuned.lookup import (
 )
 from flashmoe_science.tuned.table import TableEntry, TableError
 
+_OTHER_SOURCES = "tuned for other sources of the kernel; tune it again"
+
 
 def install_tuning(folder: Path, *, package: bool) -> InstalledTable:
     """What the tuning in ``folder`` confirmed, into the user's table or, for whoever works on this package, its own.
 
-    Raises UsageError where nothing is confirmed, or a kernel in a file of its own is to go into the package.
+    Raises UsageError where nothing is confirmed, where the kernel's sources changed since, or where a kernel in a file
+    of its own is to go into the package.
     """
     setup, entries = read(folder)
     state = fold(setup, entries)
+    if _digest_now(setup) not in ("", setup.kernel_digest):
+        raise UsageError(
+            f"{folder}: the sources of {setup.kernel} changed since it was tuned, so no call would take what is "
+            "installed; put the former back, or tune it again"
+        )
     if package and setup.kernel.startswith("file:"):
         raise UsageError(
             f"{folder} is of a kernel in a file of its own; only the library's go into the package"
@@ -49,6 +60,25 @@ def install_tuning(folder: Path, *, package: bool) -> InstalledTable:
         journal.append(events.Installed(str(table.path), len(table.entries)))
     refresh()
     return table
+
+
+def _digest_now(setup: events.Setup) -> str:
+    """Of the tuned kernel's sources as they are; empty where they are not here."""
+    if setup.kernel.startswith("file:"):
+        try:
+            return sources_digest(specification.load(Path(setup.arms[DEFAULT])))
+        except (UsageError, OSError):
+            return ""
+    return _digest_of_library(setup.kernel)
+
+
+def _digest_of_library(kernel: str) -> str:
+    """Of the sources of one of the library's kernels, as tables name it; empty for one that is not there."""
+    for operation in names():
+        tuned = definition(operation).tuned()
+        if tuned is not None and kernel in tuned.names():
+            return tuned.digest(kernel)
+    return ""
 
 
 @dataclass(frozen=True)
@@ -118,19 +148,24 @@ def _devices() -> frozenset[tuple[str, int]]:
 def _problem_of_sources(entry: TableEntry, table: Path) -> str:
     if entry.kernel.startswith("file:"):
         return _problem_of_file(entry, table)
-    for operation in names():
-        tuned = definition(operation).tuned()
-        if tuned is not None and entry.kernel in tuned.names():
-            same = tuned.digest(entry.kernel) == entry.digest
-            return "" if same else "tuned for other sources of the kernel; tune it again"
-    return f"there is no kernel {entry.kernel!r}"
+    digest = _digest_of_library(entry.kernel)
+    if not digest:
+        return f"there is no kernel {entry.kernel!r}"
+    return "" if digest == entry.digest else _OTHER_SOURCES
 
 
 def _problem_of_file(entry: TableEntry, table: Path) -> str:
-    """Where the kernel itself lies is not on record: what can be told is whether the file of its settings is whole."""
+    """Where the kernel's own file lies is not on record, but its source is: it is looked for beside that. If it is not
+    there, what can be told is whether the file of its settings is whole."""
     path = table.parent / KERNELS_FOLDER / entry.file
     try:
-        specification.load(path)
+        source = specification.load(path).source
     except UsageError as error:
         return str(error)
-    return ""
+    digests = []
+    for beside in sorted(source.parent.glob("*.toml")):
+        with suppress(UsageError, OSError):
+            kernel = specification.load(beside)
+            if table_name(kernel) == entry.kernel and kernel.source.samefile(source):
+                digests.append(sources_digest(kernel))
+    return _OTHER_SOURCES if digests and entry.digest not in digests else ""

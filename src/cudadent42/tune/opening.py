@@ -105,7 +105,8 @@ def open_tuning(request: Request, observer: Observer) -> Opened:
 
 
 def reopen(folder: Path, observer: Observer, *, ignore_preflight: bool = False) -> Opened:
-    """A tuning that was begun, as it was asked for then. Raises UsageError where its space or kernel changed since."""
+    """A tuning that was begun, as it was asked for then. Raises UsageError where its space or kernel changed since, or
+    this machine has another device."""
     setup = read_setup(folder)
     space = spaces.load(Path(setup.space))
     if (space.digest, _kernel(space, setup.plan)[1]) != (setup.space_digest, setup.kernel_digest):
@@ -121,6 +122,12 @@ def reopen(folder: Path, observer: Observer, *, ignore_preflight: bool = False) 
         raise MachineNotReadyError(
             "this machine is not ready, for the reasons above; --ignore-preflight goes on regardless"
         )
+    here = _device(setup.plan.device, machine)
+    if here != setup.device:
+        raise UsageError(
+            f"{folder} is of {_named(setup.device)}, and this machine has {_named(here)}; go on there, or begin "
+            "another with --output-dir"
+        )
     return Opened(folder, setup, machine)
 
 
@@ -131,13 +138,6 @@ def _setup(request: Request, space: Space, folder: Path, prepared: Prepared, str
     _check_regions(space, plan)
     arms = begins_with(space, strategy)
     kernel, digest = _kernel(space, plan)
-    facts = prepared.machine.facts
-    cuda = plan.device != "cpu"
-    device = (
-        Device(str(facts.get("gpu_name") or "unknown GPU"), int(facts.get("gpu_multiprocessors") or 0))
-        if cuda
-        else Device(host.cpu_name())
-    )
     rules = Rules(margin=plan.margin)
     if request.rungs:
         rules = replace(rules, rungs=request.rungs)
@@ -154,9 +154,22 @@ def _setup(request: Request, space: Space, folder: Path, prepared: Prepared, str
         plan=plan,
         rules=rules,
         target=_target(plan.device),
-        device=device,
+        device=_device(plan.device, prepared.machine),
         search=strategy.search,
     )
+
+
+def _device(device: str, machine: MachineReport) -> Device:
+    """What this machine has for ``cpu`` or ``cuda:N``."""
+    if device == "cpu":
+        return Device(host.cpu_name())
+    facts = machine.facts
+    return Device(str(facts.get("gpu_name") or "unknown GPU"), int(facts.get("gpu_multiprocessors") or 0))
+
+
+def _named(device: Device) -> str:
+    parts = f" with {device.multiprocessors} multiprocessors" if device.multiprocessors else ""
+    return f"{device.name}{parts}"
 
 
 def _default(space: Space) -> str:

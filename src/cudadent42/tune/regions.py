@@ -34,7 +34,9 @@ class Area:
 
 
 def areas(cells: Sequence[Cell], along: Sequence[str], default: str) -> list[Area]:
-    """The regions of all winners but the default's. Those of different winners never meet."""
+    """The regions of all winners but the default's. Those of different winners never meet: cases of the same problem
+    that came to different outcomes have none.
+    """
     made = [_single(cell, along) for cell in cells]
     merged = True
     while merged:
@@ -50,8 +52,12 @@ def areas(cells: Sequence[Cell], along: Sequence[str], default: str) -> list[Are
                     merged = True
                     break
     order = {cell.case: number for number, cell in enumerate(cells)}
-    kept = [area for area in made if area.winner != default]
+    kept = [area for area in made if area.winner != default and not _is_disputed(area, made)]
     return sorted(kept, key=lambda area: min(order[case] for case in area.cases))
+
+
+def _is_disputed(area: Area, areas: Sequence[Area]) -> bool:
+    return any(each.winner != area.winner and _meet(each.region, area.region) for each in areas)
 
 
 def _single(cell: Cell, along: Sequence[str]) -> Area:

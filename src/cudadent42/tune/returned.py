@@ -47,14 +47,15 @@ def race_returned(
     arms = (DEFAULT, *work.arms)
     implementations = [state.setup.arms[arm] for arm in arms]
     blocks = change.blocks or _left_behind(state, folder, work)
-    error = change.error
+    error = "" if change.unwritable else change.error  # what is missing is measured elsewhere
     unfit = {names[name]: reason for name, reason in (change.unfit or {}).items() if name in names}
     if DEFAULT in unfit and raced_before(state.cases[work.case]):
         # Its machine is at fault: the job is another's.
         error = error or not_any_more(work.case, unfit[DEFAULT])
         unfit = {}
     rest = [arm for arm in work.arms if arm not in unfit]
-    if not error and len(blocks) < work.blocks and rest and DEFAULT not in unfit:
+    short = len(blocks) < work.blocks and not change.unwritable
+    if not error and short and rest and DEFAULT not in unfit:
         error = f"{len(blocks)} of {work.blocks} blocks were measured"
     return events.JobReturned(
         job=work.name,

@@ -168,7 +168,8 @@ def _parameters(table: Table, file: Specification | None) -> dict[str, tuple[Val
     for name, values in parameters.items():
         if not is_name(name) or (file is not None and "." in name):
             raise UsageError(
-                f"{table.where}: {name!r} cannot name a parameter; expected letters, digits and _"
+                f"{table.where}: {name!r} cannot name a parameter; expected letters, digits and _, and no word of an "
+                "expression"
             )
         if file is not None and kind_of(values[0]) is not Kind.NUMBER:
             raise UsageError(f"{table.where}: {name} = {list(values)!r}; a macro is a whole number")
@@ -198,7 +199,11 @@ def _is_plain_list(values: Any) -> bool:
 
 
 def _conditions(table: Table, given: Any, kinds: Mapping[str, Kind]) -> tuple[Expression, ...]:
-    texts = [given] if isinstance(given, str) else table.strings("where", [])
+    texts = [given] if isinstance(given, str) else [] if given is None else given
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise UsageError(
+            f"{table.where}: where = {given!r}; expected an expression in quotes, or a list of them"
+        )
     return tuple(parse(text, kinds, Kind.TRUTH, f"{table.where}, where") for text in texts)
 
 

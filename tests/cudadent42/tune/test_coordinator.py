@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulated import CASES, Simulated, setup
 
-from cudadent42.base.errors import LabError, MachineNotReadyError, UsageError
+from cudadent42.base.errors import LabError, MachineNotReadyError, UnwritableError, UsageError
 from cudadent42.base.observer import Quiet
 from cudadent42.base.serialise import decode
 from cudadent42.decisions.confirmation import LEAST
@@ -169,6 +169,32 @@ def test_an_arm_whose_races_always_fail_is_out(tmp_path: Path) -> None:
     )
     assert state.finished
     assert "3 races failed, the last: the worker died" in state.cases["short/fp32"].out["BLOCK=0"]
+
+
+def test_a_full_disk_costs_no_arm_and_no_winner(tmp_path: Path) -> None:
+    """However often the command is given while nothing can be written."""
+
+    class Full(Simulated):
+        where = ""
+
+        def race(self, job: Job, **how: Any) -> None:
+            if self.where == "races":
+                raise UnwritableError("No space left on device")
+            super().race(job, **how)
+
+        def confirm(self, case: str, arm: str, **how: Any) -> Confirmation:
+            if self.where == "confirmed":
+                raise UnwritableError("No space left on device")
+            return super().confirm(case, arm, **how)
+
+    engine = Full({"BLOCK=1": 0.06})
+    for engine.where in ["races"] * (MOST_ATTEMPTS + 1) + ["confirmed"] * (MOST_ATTEMPTS + 1):
+        with pytest.raises(UnwritableError):
+            tune(tmp_path / "t", engine)
+    engine.where = ""
+    state = tune(tmp_path / "t", engine)
+    assert len(state.winners) == 2
+    assert not any(case.out or case.failed for case in state.cases.values())
 
 
 class Killed(BaseException):

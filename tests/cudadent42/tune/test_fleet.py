@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from simulated import setup
 from virtual_fleet import Compiling, Nature, VirtualFleet
 
-from cudadent42.base.errors import UsageError
+from cudadent42.base.errors import UnwritableError, UsageError
 from cudadent42.base.files import write_json
 from cudadent42.base.observer import Quiet
 from cudadent42.base.parcels import Parcel
@@ -198,6 +198,47 @@ def test_a_machine_whose_baseline_is_far_off_is_quarantined(tmp_path: Path) -> N
     for case in state.cases.values():
         assert "gpu2" not in {each.unit for each in case.on_machines}
     assert state.finished
+
+
+class FullDisk(VirtualFleet):
+    """Of one machine: whatever it does ends with an error."""
+
+    def wait(self, seconds: float) -> Sequence[Message]:
+        return [
+            replace(each, blocks=(), error="No space left on device", unwritable=True)
+            if isinstance(each, Returned) and each.worker.startswith("w2-")
+            else each
+            for each in super().wait(seconds)
+        ]
+
+
+def test_a_machine_whose_disk_is_full_is_quarantined_and_costs_no_arm(tmp_path: Path) -> None:
+    about = setup(arms=14, rules=RULES)
+    fleet = FullDisk(4, Nature(gains=GAINS), 1, about.arms, about.device.name, 0.0)
+    state = tune(tmp_path / "t", about, fleet)
+    assert state.quarantined == {"gpu2": "No space left on device"}
+    assert not any(case.out for case in state.cases.values())
+    assert len(state.winners) == 2
+    assert_nothing_is_missing_or_twice(state)
+
+
+def test_a_full_disk_of_the_tuning_pauses_it_before_arms_are_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers that share it fail, or end as they cannot say so."""
+
+    def full(folder: Path) -> None:
+        raise UnwritableError(f"cannot write to {folder}: No space left on device")
+
+    about = setup(arms=14, rules=RULES)
+    with monkeypatch.context() as patch:
+        patch.setattr("cudadent42.tune.fleet.require_room", full)
+        with pytest.raises(UnwritableError):
+            tune(tmp_path / "t", about, virtual(about, 4, failing=1.0))
+    state = fold(*read(tmp_path / "t"))
+    assert "No space left on device" in state.paused
+    assert not any(case.out for case in state.cases.values())
+    assert len(tune(tmp_path / "t", about, virtual(about, 4, began_s=1000.0)).winners) == 2
 
 
 def test_workers_that_are_not_alike_are_not_mixed(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.files import write_json
 from cudadent42.base.observer import Quiet
 from cudadent42.model.records import TimerKind
 from cudadent42.native import specification
@@ -21,7 +22,7 @@ from cudadent42.scaffold import Kind, create
 from cudadent42.tune import installing
 from cudadent42.tune.coordinator import Limits
 from cudadent42.tune.flow import go_on
-from cudadent42.tune.journal import Search
+from cudadent42.tune.journal import FILES, Device, Search, TuningJournal
 from cudadent42.tune.opening import Opened, Request, open_tuning, reopen
 from cudadent42.tune.report.page import PAGE
 from cudadent42.tune.space import DEFAULT
@@ -139,6 +140,17 @@ def test_a_planted_arm_is_installed_and_arms_of_equal_code_are_not(
         assert cost(24) == 100
     with pytest.raises(UsageError, match="the kernel changed since"):
         reopen(tmp_path / "tuning", Quiet())
+
+
+def test_a_tuning_goes_on_on_its_own_device_alone(request_of: Request, tmp_path: Path) -> None:
+    """A folder may be taken along to another machine: blocks of two kinds of device say nothing together."""
+    begun = opened(request_of)
+    with TuningJournal(begun.folder, begun.setup):
+        pass
+    assert reopen(begun.folder, Quiet(), ignore_preflight=True).setup == begun.setup
+    write_json(begun.folder / FILES.setup, replace(begun.setup, device=Device("another CPU")))
+    with pytest.raises(UsageError, match=f"is of another CPU, and this machine has {host.cpu_name()}; go on"):
+        reopen(begun.folder, Quiet(), ignore_preflight=True)
 
 
 def test_where_nothing_is_faster_nothing_is_installed(request_of: Request, tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,10 @@ from cudadent42.base.errors import UsageError
 from cudadent42.base.observer import Quiet
 from cudadent42.model import text
 from cudadent42.model.cases import is_plain, plain_fields
+from cudadent42.operations import definition
 from cudadent42.operations.attention.case import AttentionCase
+from cudadent42.plan import Choices, make_plan
+from cudadent42.registry import registry
 from cudadent42.tune.coordinator import Coordinator, Limits
 from cudadent42.tune.journal import Setup, TuningJournal
 from cudadent42.tune.regions import Cell, areas
@@ -25,7 +29,9 @@ from cudadent42.tune.report.view import view_of
 from cudadent42.tune.space import DEFAULT
 from cudadent42.tune.state import CaseState, State
 from cudadent42.tune.table import entries_of, install, table_text
-from flashmoe_science.tuned.table import Region, TableEntry, parse_table
+from flashmoe_science.cuda.device import GPUS
+from flashmoe_science.tuned.lookup import TunedEntry
+from flashmoe_science.tuned.table import Region, TableEntry, Value, parse_table
 
 ALONG = ("rows", "keys")
 
@@ -85,6 +91,16 @@ def test_neighbours_are_joined_and_a_gap_with_another_winner_is_not_bridged() ->
     assert [area.region.same["rows"] for area in apart] == [1, 2]
 
 
+def test_cases_of_one_problem_that_do_not_agree_have_no_region() -> None:
+    """As of a suite that has it under two names: what one said is not installed against the other."""
+    problem: dict[str, Value] = {"rows": 1, "keys": 8, "dtype": "bf16"}
+    other = Cell("c", {**problem, "rows": 2}, "a")
+    for outcome in (DEFAULT, "b"):
+        made = areas([Cell("x", problem, "a"), Cell("y", problem, outcome), other], ALONG, DEFAULT)
+        assert [area.cases for area in made] == [("c",)]
+    assert len(areas([Cell("x", problem, "a"), Cell("y", problem, "a")], ALONG, DEFAULT)) == 1
+
+
 def test_a_cases_fields_are_all_but_its_name() -> None:
     case = AttentionCase("n", "bf16", 1, 2, 2, 3, 4, 8, causal=True)
     assert is_plain(case)
@@ -99,6 +115,23 @@ def test_a_cases_fields_are_all_but_its_name() -> None:
         "head_dim": 8,
         "causal": True,
     }
+
+
+@pytest.mark.parametrize("suite", ["hopper", "small", "decode", "moe"])
+def test_the_call_of_a_case_lies_in_the_region_of_that_case(
+    suite: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A region names every field of a case: one that a call's problem lacked would keep each entry from being used."""
+    asked: list[Mapping[str, Value]] = []
+
+    def lookup(*arguments: Any) -> Iterator[TunedEntry]:
+        asked.append(arguments[-1])
+        return iter(())
+
+    monkeypatch.setattr("flashmoe_science.cuda.choice.lookup", lookup)
+    for case in make_plan(Choices(suite=suite), "cuda:0", registry).cases:
+        definition(case.operation).configured("cudadent42", case, GPUS["H200"])
+        assert Region(plain_fields(case), {}).holds(asked[-1]), case.id
 
 
 words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)

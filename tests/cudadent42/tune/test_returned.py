@@ -22,7 +22,7 @@ NAMES = {implementation: arm for arm, implementation in ABOUT.arms.items()}
 UNFIT = {f"{DEFAULT}.toml": "CUDA error", "BLOCK=1.toml": "CUDA error"}
 
 
-def standing(blocks: int) -> State:
+def told(blocks: int) -> list[events.Event]:
     """With so many blocks of the case's first job."""
     code = {case.id: "" for case in ABOUT.plan.cases}
     said: list[events.Event] = [
@@ -33,7 +33,11 @@ def standing(blocks: int) -> State:
         events.BlockMeasured(f"{CASE}#0.0", 1, number, {DEFAULT: 1.0, "BLOCK=0": 1.0, "BLOCK=1": 1.0}, "")
         for number in range(blocks)
     ]
-    return fold(ABOUT, [Entry(TIME, 1.0, each) for each in said])
+    return said
+
+
+def standing(blocks: int) -> State:
+    return fold(ABOUT, [Entry(TIME, 1.0, each) for each in told(blocks)])
 
 
 @pytest.mark.parametrize("before", [0, 3])
@@ -54,3 +58,13 @@ def test_an_arm_that_does_not_fit_is_out_whatever_was_raced_before(tmp_path: Pat
     change = Returned("key", "w", 1.0, (block,), {"BLOCK=1.toml": "it is wrong"}, "")
     returned = race_returned(standing(3), NAMES, tmp_path, job, change)
     assert (returned.unfit, returned.error) == ({"BLOCK=1": "it is wrong"}, "")
+
+
+def test_what_a_full_disk_cut_short_counts_as_far_as_it_came_and_as_no_failure(tmp_path: Path) -> None:
+    job = Job(f"{CASE}#0.0", CASE, 0, ("BLOCK=0", "BLOCK=1"), 6, 1)
+    block = Block(0, dict.fromkeys(NAMES, 1.0), "")
+    change = Returned("key", "w", 1.0, (block,), {}, "No space left on device", unwritable=True)
+    returned = race_returned(standing(0), NAMES, tmp_path, job, change)
+    state = fold(ABOUT, [*(Entry(TIME, 1.0, each) for each in told(0)), Entry(TIME, 2.0, returned)])
+    done = state.jobs[job.name]
+    assert (done.blocks, done.failures, done.losses) == (1, 0, 0)

@@ -225,6 +225,8 @@ overlap = [true, false]
         ("BLOCK_M = [32, 64, 128]", "CUDADENT42_X = [32]\nBLOCK_M = [1]", "the lab's"),
         ("BLOCK_M * WARPS <= 512", "BLOCK_M * WARPS <= 1", "no configuration meets where"),
         ("BLOCK_M * WARPS <= 512", "BLOCKM * WARPS <= 1", "did you mean 'BLOCK_M'"),
+        ("BLOCK_M * WARPS <= 512", "BLOCK_M // (WARPS - 4) > 1", "divides by zero at BLOCK_M=32, WARPS=4"),
+        ("BLOCK_M = [32, 64, 128]", "BLOCK_M = [32]\nyes = [1]", "'yes' cannot name a parameter"),
         ('threads = "32 * WARPS"', 'thread = "32 * WARPS"', "unknown key"),
         ('threads = "32 * WARPS"', "threads = 32", "in quotes"),
         ("schema_version = 1", "schema_version = 2", "newer"),
@@ -242,6 +244,14 @@ def test_a_space_that_makes_no_sense_says_why(tmp_path: Path, old: str, new: str
         load(space_file(tmp_path, SPACE.replace(old, new))).arms()
     assert problem in str(raised.value)
     assert "space.toml" in str(raised.value)
+
+
+@pytest.mark.parametrize("given", ["5", "false", "{}", "[1]"])
+def test_a_condition_is_text(tmp_path: Path, given: str) -> None:
+    """What is no text is not taken for no condition."""
+    where = next(line for line in SPACE.splitlines() if line.startswith("where"))
+    with pytest.raises(UsageError, match=r"expected an expression in quotes, or a list of them"):
+        load(space_file(tmp_path, SPACE.replace(where, f"where = {given}")))
 
 
 def test_an_expression_of_the_launch_must_give_a_sensible_number(tmp_path: Path) -> None:

@@ -98,6 +98,22 @@ def test_more_queries_than_a_task_has_room_for(
             assert torch.equal(attend(query, key, value, causal, None, instruction_set), alone)
 
 
+@each_instruction_set
+@each_dtype
+@pytest.mark.parametrize("lengths", [(64, 64), (257, 257), (33, 128), (100, 110), (70, 40)])
+def test_masked_queries_have_the_same_bits_on_any_number_of_threads(
+    lengths: tuple[int, int], dtype: torch.dtype, instruction_set: InstructionSet
+) -> None:
+    """Tiles of few queries for many threads divide sums along the mask as whole tiles do."""
+    query, key, value = inputs(1, 1, 1, *lengths, 72, dtype)
+    with Threads(1):
+        alone = attend(query, key, value, True, None, instruction_set)
+    assert_as_exact_as_torch(alone, query, key, value, True)
+    for threads in (2, 4, 8, 16):
+        with Threads(threads):
+            assert torch.equal(attend(query, key, value, True, None, instruction_set), alone), threads
+
+
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))
 def test_every_head_dim(head_dim: int) -> None:
     for dtype in DTYPES:

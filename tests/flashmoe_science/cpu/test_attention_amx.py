@@ -36,11 +36,12 @@ def forward(
     *,
     causal: bool = False,
     softmax_scale: float | None = None,
+    threads: int = 2,
 ) -> torch.Tensor:
     plan = attention._plan(query, key, value, causal, softmax_scale, launch)
     out = torch.full_like(query, math.nan)
     addresses = (plan.address, *(each.data_ptr() for each in (query, key, value, out)))
-    assert launch(*addresses, 0, 2) == 0
+    assert launch(*addresses, 0, threads) == 0
     return out
 
 
@@ -92,6 +93,22 @@ def test_what_is_masked_or_not_finite_stays_where_it_is(emulated: Callable[..., 
         assert out[0, 0, 70:].isnan().all()
     else:
         assert out.isnan().all()
+
+
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(64, 64), (100, 110), (257, 257), (70, 200)])
+def test_masked_queries_have_the_same_bits_on_any_number_of_threads(
+    emulated: Callable[..., int], seqlen_q: int, seqlen_k: int
+) -> None:
+    """Which of a block's keys go to the unit depends on the shape, not on which rows share a task."""
+    query = normal(0, 1, 1, seqlen_q, 64)
+    key, value = (normal(seed, 1, 1, seqlen_k, 64) for seed in (1, 2))
+    for number in (None, math.inf):
+        if number is not None:
+            value[0, 0, seqlen_k // 2, 3] = number
+        alone = forward(emulated, query, key, value, causal=True, threads=1)
+        for threads in (2, 4, 8, 16):
+            out = forward(emulated, query, key, value, causal=True, threads=threads)
+            assert torch.equal(out.view(torch.int16), alone.view(torch.int16)), threads
 
 
 @pytest.mark.parametrize("softmax_scale", [0.0, -0.3, 40.0])

@@ -386,6 +386,19 @@ def test_a_call_takes_what_the_package_has_a_table_for(
     assert "tuned" not in explain(function, *tensors, gpu="H200", **options).reason
 
 
+@pytest.mark.usefixtures("without_tables_of_a_user")
+@pytest.mark.parametrize("biases", [("w13_bias",), ("w2_bias",), ("w13_bias", "w2_bias")])
+def test_experts_with_biases_take_no_entry_of_experts_without(biases: tuple[str, ...]) -> None:
+    """They were not raced. Nor were layouts of the gates other than an entry's."""
+    entry = next(entry for entry in shipped() if entry.kernel == "moe.hopper")
+    function, tensors, options = call_of(entry)
+    rows = {"w13_bias": tensors[1].shape[:2], "w2_bias": tensors[2].shape[:2]}
+    given: dict[str, torch.Tensor] = {name: tensors[0].new_empty(rows[name]) for name in biases}
+    assert "tuned" in explain(function, *tensors, gpu="H200", **options).reason
+    assert "tuned" not in explain(function, *tensors, gpu="H200", **options, **given).reason
+    assert "tuned" not in explain(function, *tensors, gpu="H200", w13_layout="interleaved", **options).reason
+
+
 def test_no_table_is_opened_for_a_shape_that_has_its_plan(
     user: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

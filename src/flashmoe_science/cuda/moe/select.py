@@ -25,7 +25,7 @@ def _describe(problem: MoeProblem) -> str:
 
 def fields(problem: MoeProblem) -> dict[str, int | bool | str]:
     """A problem by the names that regions of tuned configurations use: those of the lab's cases."""
-    return {
+    told: dict[str, int | bool | str] = {
         "dtype": DTYPE_NAMES[problem.dtype],
         "tokens": problem.tokens,
         "hidden": problem.hidden,
@@ -36,7 +36,12 @@ def fields(problem: MoeProblem) -> dict[str, int | bool | str]:
         # Of no quantised weights, which no kernel here takes; a case of the lab has these too, and a region names them.
         "weight_bits": 0,
         "group": 0,
+        "w13_layout": problem.w13_layout.value,
     }
+    # A case has both biases or none: with one alone no region fits.
+    if problem.w13_biased == problem.w2_biased:
+        told["bias"] = problem.w13_biased
+    return told
 
 
 TUNED = Tuned[MoeProblem](

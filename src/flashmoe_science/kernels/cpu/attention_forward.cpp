@@ -80,7 +80,8 @@ void run_task(const Job& job, Workspace& w, int64_t space, int64_t part, int64_t
 #endif
         keys = larger(keys, tile.keys);
     }
-    keys = smaller(keys, last_key);
+    // Whole blocks: how many keys one has goes by the shape, whichever rows share the task.
+    keys = smaller<int64_t>((keys + BLOCK_KEYS - 1) / BLOCK_KEYS * BLOCK_KEYS, last_key);
     for (int64_t first = first_key; first < keys; first += BLOCK_KEYS) {
         const int64_t from = NO_LOADS ? 0 : first;
         KeyBlock block;
@@ -244,8 +245,10 @@ int divide(Job& job, int threads) {
         return (int)smaller<int64_t>(threads, job.tasks);
     }
     const int64_t wanted = (threads + job.row_spaces - 1) / job.row_spaces;
-    if (!job.integers && (job.rows + tile - 1) / tile < wanted)
+    if (!job.integers && (job.rows + tile - 1) / tile < wanted) {
         tile = smaller(tile, up_to_multiple((job.rows + wanted - 1) / wanted, W));
+        while (TILE_QUERIES % tile != 0) tile -= W;  // see vectors_before
+    }
     job.tile_queries = tile;
     const int64_t tiles = (job.rows + tile - 1) / tile;
     const int64_t each = tiles * job.row_spaces / threads;

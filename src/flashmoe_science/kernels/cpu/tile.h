@@ -8,9 +8,18 @@
 
 namespace {
 
-// How many keys of the block the vector of queries `column` sees at most (its last lane does).
+// How many keys of the block the vector of queries `column` sees at most (its last lane does); of one before the tile where
+// `column` is below 0.
 int visible(const Tile& tile, const KeyBlock& block, int column) {
     return (int)larger<int64_t>(0, smaller<int64_t>(tile.diagonal + (column + 1) * W - block.first, block.count));
+}
+
+// Vectors of queries before the tile in the TILE_QUERIES that it is a part of: none, unless tiles are narrow for many threads.
+int vectors_before(const Tile& tile) { return (int)(tile.first_row % TILE_QUERIES / W); }
+
+// Whether the mask cuts the block for any of these TILE_QUERIES: their bits do not depend on how they are divided.
+bool is_on_diagonal(const Tile& tile, const KeyBlock& block) {
+    return block.first + block.count - 1 > tile.diagonal - vectors_before(tile) * W;
 }
 
 // Masks the scores of a block on the diagonal and finds their maximum.
@@ -67,7 +76,7 @@ void attend_on_amx(const Job& job, const Workspace& w, const Tile& tile, const K
     const int head_dim = (int)job.problem->head_dim;
     const Running running = {tile.maximum, tile.sum, w.rescale};
     amx_score(w, tile, block, head_dim, columns, ld);
-    if (block.first + block.count - 1 <= tile.diagonal) {
+    if (!is_on_diagonal(tile, block)) {
         find_maxima(w.scores, ld, block.count, columns, w.block_max);
         weigh_block<Path>(w, running, block.count, 0, columns, ld, job.scale);
     } else {
@@ -108,7 +117,7 @@ void attend(const Job& job, const Workspace& w, const Tile& tile, const KeyBlock
     const int longest = job.problem->seqlen_q <= FEW_ROWS ? MAX_DEPTH_FEW_ROWS
                         : block.count < FEW_KEYS         ? MAX_DEPTH_FEW_KEYS
                                                          : MAX_DEPTH;
-    const bool diagonal = block.first + block.count - 1 > tile.diagonal;
+    const bool diagonal = is_on_diagonal(tile, block);
 
     if (!diagonal) {
         for (int c = 0; c < columns; ++c) store(w.block_max + c * W, set1(-__builtin_inff()));
@@ -136,12 +145,13 @@ void attend(const Job& job, const Workspace& w, const Tile& tile, const KeyBlock
     const float* weights = Path::PAIRS ? w.pairs : w.scores;
     const int step = Path::PAIRS ? 2 : 1;
     const float* rescale = w.rescale;
-    for (int c = 0, from = 0; c < columns && from < block.count; ++c) {
+    // The same rectangles, those of vectors before the tile too: a sum of products ends where a rectangle does.
+    for (int c = diagonal ? -vectors_before(tile) : 0, from = 0; c < columns && from < block.count; ++c) {
         const int to = diagonal ? up_to_multiple(visible(tile, block, c), step) : up_to_multiple(block.count, step);
         if (to == from) continue;
         multiply<Product>(
             block.value + from / step * block.value_row, 4, block.value_row, head_dim, weights + from / step * ld, ld,
-            (to - from) / step, c, columns, OutputEpilogue{tile.out, ld, rescale});
+            (to - from) / step, larger(c, 0), columns, OutputEpilogue{tile.out, ld, rescale});
         rescale = nullptr;
         from = to;
     }

@@ -53,8 +53,21 @@ def test_a_diagnosis_of_a_cpu_s_run_names_its_instruction_sets(tmp_path: Path) -
     assert note in examine(folder, measure=False).notes
     machine["environment"]["DNNL_MAX_CPU_ISA"] = "AVX2"  # the older name, which oneDNN still reads
     (folder / "manifest.json").write_text(json.dumps(machine))
-    held = note.replace("which choose for themselves", "held by DNNL_MAX_CPU_ISA=AVX2")
-    assert held in examine(folder, measure=False).notes
+    begin = "instruction sets: our kernels were compiled for avx512_bf16; PyTorch's took AVX2, but for "
+    held = "MKL's, which chooses for itself, and oneDNN's, held by DNNL_MAX_CPU_ISA=AVX2"
+    assert begin + held in examine(folder, measure=False).notes
+    machine["environment"]["MKL_ENABLE_INSTRUCTIONS"] = "AVX2"
+    (folder / "manifest.json").write_text(json.dumps(machine))
+    held = "MKL's, held by MKL_ENABLE_INSTRUCTIONS=AVX2, and oneDNN's, held by DNNL_MAX_CPU_ISA=AVX2"
+    assert begin + held in examine(folder, measure=False).notes
+
+
+def test_a_diagnosis_names_the_byte_products_that_a_kernel_was_compiled_for(tmp_path: Path) -> None:
+    folder = shutil.copytree(RESULTS / "2026-11-20-cpu-default", tmp_path / "run")
+    manifest = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(manifest.replace("+avx512_bf16", "+avx512_bf16+avx512_vnni"))
+    note = "our kernels were compiled for avx512_bf16 with avx512_vnni"
+    assert any(note in each for each in examine(folder, measure=False).notes)
 
 
 def test_a_cpu_s_run_is_measured_with_its_own_instructions_and_threads(
