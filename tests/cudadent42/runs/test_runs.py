@@ -179,7 +179,7 @@ with t.writer(Path({str(folder)!r})) as run:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode != 0
-    assert "UsageError: cannot write to" in done.stderr
+    assert "UnwritableError: cannot write to" in done.stderr
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 4096
     read = run_folder.load_run(folder)
     assert len(read.samples) > 20
