@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from cudadent42.base.append import AppendOnlyFile, whole_lines
-from cudadent42.base.errors import UsageError
+from cudadent42.base.errors import UnwritableError, UsageError
 from cudadent42.base.files import read_record, write_json
 from cudadent42.base.reading import read_bytes
 from cudadent42.base.serialise import encode, line_of, loads
@@ -109,8 +109,8 @@ class Journal(Generic[SetupT, EntryT]):
         return tuple(self._entries)
 
     def append(self, entry: EntryT) -> None:
-        """Adds an entry, which is on disk when this returns. Raises UsageError, with the list as it was, where that
-        fails."""
+        """Adds an entry, which is on disk when this returns. Raises UnwritableError, with the list as it was, where
+        that fails."""
         self.extend((entry,))
 
     def extend(self, entries: Sequence[EntryT]) -> None:
@@ -120,7 +120,9 @@ class Journal(Generic[SetupT, EntryT]):
         try:
             self._file.append("\n".join(map(line_of, entries)))
         except OSError as error:
-            raise UsageError(f"cannot write to {self._folder}: {error.strerror}; free some space") from error
+            raise UnwritableError(
+                f"cannot write to {self._folder}: {error.strerror}; free some space"
+            ) from error
         if self._keeps:
             self._entries.extend(entries)
 

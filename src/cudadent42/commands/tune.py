@@ -190,7 +190,7 @@ def run(
         choices=choices,
         device=where.device,
         folder=output_dir,
-        margin=None if raced.margin is None else share(raced.margin, "--margin"),
+        margin=None if raced.margin is None else _margin(raced.margin),
         rungs=_rungs(raced.rungs),
         ignore_preflight=where.ignore_preflight,
         wanted=raced.search,
@@ -337,6 +337,14 @@ def seconds(text: str) -> float:
         value = 0.0
     if not 0.0 < value < 1e9:
         raise UsageError(f"--budget {text!r}: expected a time such as 90s, 30m or 2h")
+    return value
+
+
+def _margin(text: str) -> float:
+    """As a suite's: with one below 0, what is slower than the default could be installed."""
+    value = share(text, "--margin")
+    if not 0.0 <= value < 1.0:
+        raise UsageError(f"--margin {text!r}: expected a share from 0 to below 1, such as 0.01 or 1 %")
     return value
 
 

@@ -180,15 +180,19 @@ class RayEngine:
         name, task = self._at.pop(reference)
         try:
             text, packed = self._ray.get(reference)
-        except self._ray.exceptions.RayActorError as error:
-            del self._names[name]
-            return [Left(name, str(error).split("\n", 1)[0])]
         except self._ray.exceptions.RayTaskError as error:
             self._idle.append(name)
             return [Returned(task.key, name, 0.0, error=str(error.cause))]
+        except self._ray.exceptions.RayError as error:  # the actor died, or its node with what it had to say
+            self._ray.kill(self._names.pop(name), no_restart=True)
+            return [Left(name, str(error).split("\n", 1)[0])]
         self._idle.append(name)
-        place(packed, self._root / task.run)
-        return [loads(Returned, text)]
+        returned = loads(Returned, text)
+        try:
+            place(packed, self._root / task.run)
+        except (LabError, OSError) as error:  # this machine's disk, or one bad actor, which ends no fleet
+            return [replace(returned, error=f"{name} sent no run folder that can be kept: {error}")]
+        return [returned]
 
     def admit(self, worker: str) -> None:
         self._admitted.add(worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -12,8 +13,8 @@ from cudadent42.flows.pipeline import Outcome
 from cudadent42.model.records import Verdict
 from cudadent42.runs.run_folder import load_run
 from cudadent42.tune.engine import Confirmation
-from cudadent42.tune.journal import Confirmed
-from cudadent42.tune.machine import judged
+from cudadent42.tune.journal import Confirmed, MachineConfirmed
+from cudadent42.tune.machine import NO_VERDICT, judged
 from cudadent42.tune.state import CaseState
 
 
@@ -33,7 +34,7 @@ def concluded(case: CaseState, margin: float) -> Confirmed:
     if holds:
         reason = f"confirmed {combined.words}"
     else:
-        reason = wrong or f"measured as {combined.verdict.value} {combined.words}"
+        reason = wrong or f"measured as {combined.verdict.value} {combined.words}{_refusals(trusted)}"
     return Confirmed(
         case=case.case,
         arm=trusted[0].arm,
@@ -48,6 +49,12 @@ def concluded(case: CaseState, margin: float) -> Confirmed:
         machines=combined.machines,
         evidence=tuple(each.run for each in trusted),
     )
+
+
+def _refusals(results: Sequence[MachineConfirmed]) -> str:
+    """Why machines gave no verdict at all, each reason once: a disturbed race says nothing of the winner."""
+    reasons = dict.fromkeys(each.reason for each in results if each.reason.startswith(NO_VERDICT))
+    return f" ({'; '.join(reasons)})" if reasons else ""
 
 
 def judged_folder(folder: Path, planned: int) -> Confirmation:

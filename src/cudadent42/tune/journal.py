@@ -419,7 +419,7 @@ class TuningJournal:
         return round(self._clock() - self._began_s, 3)
 
     def append(self, event: Event) -> Entry:
-        """On the disk when this returns. Raises UsageError, with the journal as it was, where that fails."""
+        """On the disk when this returns. Raises UnwritableError, with the journal as it was, where that fails."""
         return self.extend((event,))[0]
 
     def extend(self, events: Iterable[Event]) -> tuple[Entry, ...]:

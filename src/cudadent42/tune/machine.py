@@ -29,6 +29,9 @@ WORKER_LOG = "worker.log"
 
 COMMAND = ("cudadent42", "tune")
 
+NO_VERDICT = "no verdict"
+"""Begins the reason of a confirmation that was measured and says nothing, such as a disturbed one."""
+
 
 class ThisMachine:
     """An `Engine`, and a context manager: the worker lives from one job to the next."""
@@ -144,7 +147,7 @@ def judged(outcome: Outcome, planned: int) -> Confirmation:
     elif outcome.exit_code is not ExitCode.PASS:
         reason = f"the run ended with exit code {int(outcome.exit_code)}"
     elif row.refused is not None:
-        reason = f"no verdict: {row.refused.value}"
+        reason = f"{NO_VERDICT}: {row.refused.value}"
     elif row.verdict is not Verdict.FASTER:
         reason = f"measured as {row.verdict.value} in {row.blocks} blocks"
     elif row.blocks < MIN_BLOCKS:

@@ -21,7 +21,7 @@ from cudadent42.native import specification
 from cudadent42.native.tuned import sources_digest, table_name
 from cudadent42.operations import definition
 from cudadent42.plan import Choices, RunOptions, make_plan
-from cudadent42.preflight.runner import gather, inspect
+from cudadent42.preflight.runner import chosen_device, gather, inspect
 from cudadent42.preflight.text import troubles
 from cudadent42.registry import registry
 from cudadent42.tune import space as spaces
@@ -237,7 +237,7 @@ def preview(request: Request, gpu: str, folder: Path, observer: Observer) -> Out
     """Compile every arm, for a GPU that need not be here where ``gpu`` names one. Nothing is run or kept but arms in
     ``folder``."""
     space = spaces.load(real_path(request.space))
-    device = "cuda:0" if gpu else ("cpu" if request.device in ("auto", "cpu") else request.device)
+    device = "cuda:0" if gpu else chosen_device(gather(request.device, folder))
     choices = replace(request.choices, implementations=(_default(space),))
     plan = _of_default(make_plan(choices, device, registry), _default(space))
     _check_regions(space, plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import reprlib
@@ -13,12 +14,12 @@ from cudadent42.base.errors import UsageError
 from cudadent42.base.files import write_text
 from cudadent42.base.reading import read_bytes
 from cudadent42.model.cases import is_plain, plain_fields
-from cudadent42.tune.journal import Confirmed
+from cudadent42.tune.journal import Confirmed, Setup
 from cudadent42.tune.regions import Area, Cell, areas
 from cudadent42.tune.space import DEFAULT
 from cudadent42.tune.state import State
-from flashmoe_science.tuned.lookup import KERNELS_FOLDER
-from flashmoe_science.tuned.table import SCHEMA_VERSION, TableEntry, TableError, parse_table
+from flashmoe_science.tuned.lookup import KERNELS_FOLDER, read_table
+from flashmoe_science.tuned.table import SCHEMA_VERSION, TableEntry, TableError
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _MOST_KERNEL_BYTES = 4 << 20
@@ -60,7 +61,7 @@ def entries_of(state: State, name: str) -> tuple[TableEntry, ...]:
         runs: list[Confirmed] = [confirmed[case] for case in area.cases]
         least = least_certain(state, area)
         settings = setup.settings[area.winner]
-        in_file = Path(setup.arms[area.winner])
+        in_file = setup.kernel.startswith("file:")
         entries.append(
             TableEntry(
                 kernel=setup.kernel,
@@ -73,7 +74,7 @@ def entries_of(state: State, name: str) -> tuple[TableEntry, ...]:
                 low=round(least.low, 4),
                 high=round(least.high, 4),
                 evidence=tuple(f"{name}/{run}" for each in runs for run in each.evidence or (each.run,)),
-                file=f"{setup.kernel_digest[:12]}-{in_file.name}" if setup.kernel.startswith("file:") else "",
+                file=_name_in_tables(setup, area.winner) if in_file else "",
             )
         )
     return tuple(entries)
@@ -115,6 +116,15 @@ def install(state: State, tuning: Path, folder: Path) -> InstalledTable:
     return InstalledTable(path, new)
 
 
+def _name_in_tables(setup: Setup, arm: str) -> str:
+    """Of the file of a kernel's winner. Spaces whose launches differ have other files for equal settings, so the name
+    goes by what the file says."""
+    path = Path(setup.arms[arm])
+    return (
+        f"{setup.kernel_digest[:12]}-{path.stem}-{hashlib.sha256(_kernel_file(path)).hexdigest()[:12]}.toml"
+    )
+
+
 def _kernel_file(path: Path) -> bytes:
     try:
         return read_bytes(path, _MOST_KERNEL_BYTES)
@@ -124,7 +134,7 @@ def _kernel_file(path: Path) -> bytes:
 
 def _existing(path: Path) -> Sequence[TableEntry]:
     try:
-        return parse_table(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else ()
+        return read_table(path)
     except TableError as error:
         raise UsageError(f"{error}; mend or remove the table") from error
 

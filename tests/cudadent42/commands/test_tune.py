@@ -17,9 +17,11 @@ from cudadent42.base.observer import Quiet
 from cudadent42.commands.cli import app
 from cudadent42.commands.tune import _rungs, seconds
 from cudadent42.operations import definition
+from cudadent42.preflight.definitions import Context
 from cudadent42.scaffold import Kind, create
 from cudadent42.tune.coordinator import STOP, Coordinator, Limits
 from cudadent42.tune.journal import TuningJournal
+from cudadent42.tune.prune import Target
 from cudadent42.tune.table import table_text
 from flashmoe_science.jit import host
 from flashmoe_science.tuned.table import Region, TableEntry
@@ -108,6 +110,23 @@ def test_a_dry_run_says_that_the_default_cannot_be_raced(invoke: Callable[..., A
     assert "'N' was not declared" in said
 
 
+def test_a_dry_run_is_of_the_device_that_a_tuning_would_be_of(
+    invoke: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --gpu on a machine that has a GPU, that is the GPU."""
+    asked: list[str] = []
+
+    def target(device: str) -> Target:
+        asked.append(device)
+        raise UsageError("asked")
+
+    monkeypatch.setattr("cudadent42.tune.opening._target", target)
+    for present, device in ((True, "cuda:0"), (False, "cpu")):
+        monkeypatch.setattr(Context, "wants_gpu", present)
+        invoke("s.toml", "--suite", "small", "--dry-run", "--dtype", "bf16", "--case", "tiny")
+        assert asked.pop() == device
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -115,6 +134,9 @@ def test_a_dry_run_says_that_the_default_cannot_be_raced(invoke: Callable[..., A
         (("s.toml", "--gpu", "H200"), "--gpu is for --dry-run"),
         (("s.toml", "--dry-run", "--gpu", "H900"), "expected one of T4"),
         (("s.toml", "--rungs", "6,4"), "expected rising numbers of blocks"),
+        (("s.toml", "--margin", "nan"), "expected a share from 0 to below 1"),
+        (("s.toml", "--margin", "100 %"), "expected a share from 0 to below 1"),
+        (("s.toml", "--margin", "-1 %"), "expected a share from 0 to below 1"),
         (("status", "none"), "holds no tuning"),
         (("stop", "none"), "holds no tuning"),
         (("resume", "none"), "holds no tuning"),

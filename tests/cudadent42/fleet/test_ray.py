@@ -189,3 +189,37 @@ def test_an_actor_that_dies_is_told_of_once_and_its_task_is_not_run_again(tmp_pa
     assert not any(isinstance(each, Claimed | Returned) for each in engine.wait(0.5))
     assert engine.withdraw(task("for the dead").key)
     engine.close()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_node_that_is_lost_with_its_result_ends_its_worker_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large result stays on its node until it is asked for."""
+    get = ray.get
+
+    def lost(reference: Any) -> Any:
+        got = get(reference)
+        if isinstance(got, tuple):  # of a task, and not who the actor is
+            raise ray.exceptions.ObjectLostError(reference.hex(), None, "")
+        return got
+
+    engine = RayEngine(tmp_path, keeper=keeper())
+    engine.offer(task("t"))
+    with monkeypatch.context() as patch:
+        patch.setattr(ray, "get", lost)
+        messages = messages_until(engine, 1)
+    (claimed,) = (each for each in messages if isinstance(each, Claimed))
+    (left,) = (each for each in messages if isinstance(each, Left))
+    assert claimed.worker == left.worker
+    engine.close()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_result_that_cannot_be_kept_ends_no_fleet(tmp_path: Path) -> None:
+    engine = RayEngine(tmp_path, keeper=keeper())
+    (tmp_path / "races").write_text("in the way")
+    engine.offer(task("t"))
+    (returned,) = (each for each in messages_until(engine, 1) if isinstance(each, Returned))
+    assert "no run folder that can be kept" in returned.error
+    engine.close()

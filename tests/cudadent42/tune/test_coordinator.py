@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import random
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulated import CASES, Simulated, setup
 
+from cudadent42.base.append import AppendOnlyFile
 from cudadent42.base.errors import LabError, MachineNotReadyError, UnwritableError, UsageError
 from cudadent42.base.observer import Quiet
 from cudadent42.base.serialise import decode
@@ -195,6 +197,26 @@ def test_a_full_disk_costs_no_arm_and_no_winner(tmp_path: Path) -> None:
     state = tune(tmp_path / "t", engine)
     assert len(state.winners) == 2
     assert not any(case.out or case.failed for case in state.cases.values())
+
+
+def test_a_journal_that_takes_no_block_costs_no_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk may be full for a moment, and take what is said of it a moment later."""
+    append = AppendOnlyFile.append
+
+    def full(self: AppendOnlyFile, text: str) -> None:
+        if '"event": "block"' in text:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(self, text)
+
+    engine = Simulated({"BLOCK=1": 0.06})
+    for _ in range(MOST_ATTEMPTS + 1):
+        with monkeypatch.context() as patch:
+            patch.setattr(AppendOnlyFile, "append", full)
+            with pytest.raises(UnwritableError):
+                tune(tmp_path / "t", engine)
+    state = tune(tmp_path / "t", engine)
+    assert len(state.winners) == 2
+    assert not any(case.out for case in state.cases.values())
 
 
 class Killed(BaseException):

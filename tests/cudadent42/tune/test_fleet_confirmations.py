@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from simulated import setup
@@ -11,6 +12,7 @@ from cudadent42.base.observer import Quiet
 from cudadent42.decisions.racing import Rules
 from cudadent42.fleet.engine import Left, Message
 from cudadent42.fleet.task import Task, Way
+from cudadent42.model.records import Verdict
 from cudadent42.tune.coordinator import Limits
 from cudadent42.tune.fleet import FleetCoordinator
 from cudadent42.tune.journal import Setup, TuningJournal
@@ -75,3 +77,16 @@ def test_workers_that_are_taken_away_while_they_confirm_cost_no_winner(tmp_path:
     assert fleet.taken == 8
     assert sum(case.lost for case in state.cases.values()) == 8
     assert {each.case for each in state.winners} == {"short/fp32", "long/fp32"}
+
+
+def test_machines_that_give_no_verdict_say_why(tmp_path: Path) -> None:
+    """Disturbed machines have measured nothing of the winner: that is not the same as one that is not faster."""
+    about = setup(arms=14, rules=RULES)
+    fleet = VirtualFleet(2, Nature(gains=GAINS), 1, about.arms, about.device.name)
+    judge = fleet.judge
+    fleet.judge = lambda folder, planned: replace(  # type: ignore[method-assign]
+        judge(folder, planned), verdict=Verdict.UNDECIDED, holds=False, reason="no verdict: disturbed"
+    )
+    state = tune(tmp_path / "t", about, fleet)
+    reasons = {case.confirmed.reason for case in state.cases.values() if case.confirmed is not None}
+    assert reasons == {"measured as undecided on each of 2 devices (no verdict: disturbed)"}

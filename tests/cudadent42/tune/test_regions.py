@@ -198,6 +198,35 @@ def test_what_a_budget_kept_from_its_end_leaves_the_table_as_it_is(tmp_path: Pat
     ]
 
 
+@pytest.mark.parametrize("garbage", [b"\x8e\xff", b"schema_version = 9", b"["])
+def test_a_table_that_cannot_be_read_is_left_as_it_is(tmp_path: Path, garbage: bytes) -> None:
+    about = replace(setup(), kernel="attention.portable", kernel_digest="1" * 64)
+    state = tuned(tmp_path / "t", {"BLOCK=3": 0.06}, about)
+    table = install(state, tmp_path / "t", tmp_path / "tables").path
+    table.write_bytes(garbage)
+    with pytest.raises(UsageError, match="mend or remove the table"):
+        install(state, tmp_path / "t", tmp_path / "tables")
+    assert table.read_bytes() == garbage
+
+
+def test_equal_settings_with_another_launch_are_another_file_in_the_tables(tmp_path: Path) -> None:
+    """The former entry's file would say a launch that its race did not have."""
+    kernel = tmp_path / "arm.toml"
+    about = replace(setup(), kernel="file:k", kernel_digest="1" * 64)
+    about = replace(about, arms={**dict.fromkeys(about.arms, str(kernel)), DEFAULT: about.arms[DEFAULT]})
+    elsewhere = tuple(replace(case, num_heads=4, num_kv_heads=4) for case in about.plan.cases)
+    other = replace(about, plan=replace(about.plan, cases=elsewhere))
+    for name, setting, launch in (("t", about, "threads = 64"), ("u", other, "threads = 128")):
+        kernel.write_text(launch)
+        table = install(
+            tuned(tmp_path / name, {"BLOCK=3": 0.06}, setting), tmp_path / name, tmp_path / "tables"
+        )
+    files = [
+        table.path.parent / "kernels" / each.file for each in parse_table(table.path.read_text(), "here")
+    ]
+    assert [each.read_text() for each in files] == ["threads = 128", "threads = 64"]
+
+
 def test_nothing_confirmed_is_nothing_to_install(tmp_path: Path) -> None:
     state = tuned(tmp_path / "t", {})
     assert entries_of(state, "t") == ()
