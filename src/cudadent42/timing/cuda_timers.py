@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -90,20 +91,20 @@ class CudaGraphTimer:
     def calibrate(self, calls: Sequence[Call], inner: int | None = None) -> Callable[[], Reading]:
         replays = COLD_WINDOWS if self._flush else 1
         copies = 1 if self._flush else self._copies(calls) if inner is None else inner // replays
-        graph, output = capture(calls, copies, self._device)
+        captured = capture(calls, copies, self._device)
         last_set = (copies - 1) % len(calls)
 
         def read() -> Reading:
-            taken = [self._replay(graph) for _ in range(replays)]
+            taken = [self._replay(captured.graph) for _ in range(replays)]
             times = [elapsed / copies for elapsed, _ in taken]
             tails = [tail for _, tail in taken]
-            return Reading(median(times), copies * replays, output, last_set, median(tails))
+            return Reading(median(times), copies * replays, captured.output, last_set, median(tails))
 
         return read
 
     def _copies(self, calls: Sequence[Call]) -> int:
-        graph, _ = capture(calls, _ESTIMATE_CALLS, self._device)
-        estimate = min(self._replay(graph)[0] for _ in range(3)) / _ESTIMATE_CALLS
+        captured = capture(calls, _ESTIMATE_CALLS, self._device)
+        estimate = min(self._replay(captured.graph)[0] for _ in range(3)) / _ESTIMATE_CALLS
         return _calls_for_window(estimate, len(calls), GRAPH_MAX_CALLS)
 
     def _replay(self, graph: torch.cuda.CUDAGraph) -> tuple[float, float]:
@@ -192,8 +193,18 @@ def _calls_for_window(estimate_ms: float, sets: int, most: int) -> int:
     return max(sets, min(most, math.ceil(GPU_WINDOW_MS / max(estimate_ms, 1e-4))))
 
 
-def capture(calls: Sequence[Call], copies: int, device: str) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """A graph of ``copies`` calls in rotation, and the output of the last one.
+@dataclass(frozen=True)
+class Captured:
+    """A graph with what its replays read: it knows addresses alone, in memory that calls may own."""
+
+    graph: torch.cuda.CUDAGraph
+    output: Tensor
+    """Of the last call."""
+    calls: tuple[Call, ...]
+
+
+def capture(calls: Sequence[Call], copies: int, device: str) -> Captured:
+    """A graph of ``copies`` calls in rotation.
 
     Raises RuntimeError where an implementation cannot be captured (it synchronises, or allocates by itself).
     """
@@ -207,7 +218,7 @@ def capture(calls: Sequence[Call], copies: int, device: str) -> tuple[torch.cuda
     with torch.cuda.graph(graph):
         for index in range(copies):
             output = calls[index % len(calls)]()
-    return graph, output
+    return Captured(graph, output, tuple(calls))
 
 
 def median(values: Sequence[float]) -> float:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +13,7 @@ from torch import Tensor
 from cudadent42.model.records import CacheState, Plan
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.stages.bench.gpu_state import open_gpu_state
+from cudadent42.timing import cuda_timers
 from cudadent42.timing.cuda_timers import (
     EVENT_MAX_CALLS,
     EVENT_MIN_CALLS,
@@ -38,9 +43,45 @@ class Doubler:
         return self.source * 2.0
 
 
+class OnTheHost:
+    """A call that owns memory: a peer's copy of the page table, say."""
+
+    def __init__(self) -> None:
+        self.table = torch.zeros(4)
+
+    def __call__(self) -> Tensor:
+        return self.table
+
+
+def test_what_calls_own_lives_as_long_as_their_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Freed and used by others, it is read by replays all the same."""
+
+    def capture(calls: Sequence[OnTheHost], copies: int, device: str) -> cuda_timers.Captured:
+        return cuda_timers.Captured(None, calls[0](), tuple(calls))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cuda_timers, "_event_pair", lambda: (None, None))
+    monkeypatch.setattr(cuda_timers, "capture", capture)
+    monkeypatch.setattr(CudaGraphTimer, "_replay", lambda timer, graph: (1.0, 0.0))
+    call = OnTheHost()
+    alive = weakref.ref(call)
+    read = CudaGraphTimer(DEVICE, None).calibrate([call])
+    del call
+    gc.collect()
+    assert alive() is not None
+    assert read().latency_ms > 0
+    del read
+    gc.collect()
+    assert alive() is None
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 class TestOnGpu:
+    def test_a_graph_reads_what_its_calls_own_when_they_are_gone(self) -> None:
+        read = CudaGraphTimer(DEVICE, None).calibrate([Doubler(1000, 3.0)])
+        torch.full((1000,), float("nan"), device=DEVICE)  # where the source would have been
+        assert float(read().output[0]) == 6.0
+
     def test_event_timer_counts_its_calls(self) -> None:
         reading = CudaEventTimer(DEVICE, None).calibrate([Doubler(1000, float(i)) for i in range(3)])()
         assert EVENT_MIN_CALLS <= reading.inner <= EVENT_MAX_CALLS
