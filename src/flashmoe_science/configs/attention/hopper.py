@@ -1,15 +1,15 @@
 """Tiles of the Hopper attention kernel, per head dimension: data.
 
 Measured on an H200 (docs/kernels/notebooks/hopper.md has every variant). At head dim 64 three consumer warpgroups
-hide each other's softmax. A causal mask wastes more of their tall tile, so that two are better up to some thousands
-of keys. Where tiles are few, shorter ones fill the chip. From 96 on, two are all that registers allow, and taking
-turns on the tensor cores gains nothing: the chip is limited by power.
+hide each other's softmax. A causal mask wastes more of their tall tile, so that two are better where keys or tiles are
+few, and taking turns on the tensor cores costs more than it gains. Where tiles are very few, shorter ones fill the
+chip. From 96 on, two are all that registers allow, and turns gain nothing: the chip is limited by power.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashmoe_science.configs.ablation import Ablation
 
@@ -80,6 +80,7 @@ class _Shape:
 
 
 _WIDE = _Shape(consumers=3, block_n=128, key_stages=4, value_stages=3, query_stages=2, ping_pong=True)
+_CAUSAL_WIDE = replace(_WIDE, ping_pong=False)
 _NARROW = _Shape(consumers=2, block_n=128, key_stages=4, value_stages=3, query_stages=2)
 _SHORT = _Shape(consumers=1, block_n=128, key_stages=2, value_stages=2, query_stages=1)
 _SHAPES: dict[int, _Shape] = {
@@ -91,7 +92,11 @@ _SHAPES: dict[int, _Shape] = {
 }
 HEAD_DIMS = tuple(_SHAPES)
 _CAUSAL_WIDE_FROM = 8192
-"""Keys from which on the tall tile is better for head dim 64 with a causal mask."""
+"""Keys from which on the tall tile is better for head dim 64 with a causal mask, however few tiles there are."""
+_CAUSAL_WIDE_FILLED_FROM = 2048
+_CAUSAL_WIDE_WAVES = 7.0
+"""Keys, and narrow tiles a multiprocessor, from which on it is better too: there are enough tiles to even out how much
+of each the mask hides (2026-11-24-h200-hopper-64-waves)."""
 _CAUSAL_SHORT_WAVES = 2.0
 """Narrow tiles a multiprocessor, up to which short ones are better under a causal mask. A tile that sees all keys takes
 twice the average then, and nothing is left to fill the other multiprocessors with."""
@@ -126,9 +131,11 @@ def _shape_of_64(causal: bool, seqlen_q: int, seqlen_k: int, slices: int, multip
         return slices * -(-seqlen_q // (64 * shape.consumers)) / multiprocessors
 
     if causal:
-        if waves(_NARROW) <= _CAUSAL_SHORT_WAVES:
+        narrow = waves(_NARROW)
+        if narrow <= _CAUSAL_SHORT_WAVES:
             return _SHORT
-        return _NARROW if seqlen_k < _CAUSAL_WIDE_FROM else _WIDE
+        filled = seqlen_k >= _CAUSAL_WIDE_FILLED_FROM and narrow >= _CAUSAL_WIDE_WAVES
+        return _CAUSAL_WIDE if filled or seqlen_k >= _CAUSAL_WIDE_FROM else _NARROW
     return _NARROW if math.ceil(waves(_NARROW)) * NARROW_COST < math.ceil(waves(_WIDE)) else _WIDE
 
 
@@ -136,9 +143,9 @@ def all_configurations() -> tuple[HopperConfiguration, ...]:
     """Everything that `configuration` can return."""
     return tuple(
         _configuration(size, shape, causal)
-        for size, usual in _SHAPES.items()
-        for shape in ((_WIDE, _NARROW, _SHORT) if usual is _WIDE else (usual,))
         for causal in (False, True)
+        for size, usual in _SHAPES.items()
+        for shape in ((_CAUSAL_WIDE if causal else _WIDE, _NARROW, _SHORT) if usual is _WIDE else (usual,))
     )
 
 
