@@ -346,6 +346,12 @@ TABLES: dict[str, tuple[Row, ...]] = {
             against_on("qwen3-30b-1", ["grouped_mm", "grouped_mm_compiled"]),
         ),
         Row(
+            "the layers of GPT-OSS-20B with 8 and 2,048 tokens and of Mixtral-8x7B with 8,192, GPU time alone; later",
+            "h200-moe-gpt-oss-queue",
+            (mean(1.0), least(1.0)),
+            against(["grouped_mm", "grouped_mm_compiled"], 3),
+        ),
+        Row(
             "memory that a call asks for beyond output and routing's integers, over one (tokens · k, intermediate) and "
             "one (tokens · k, hidden) buffer; 14 layers",
             "h200-moe-memory",
