@@ -20,6 +20,8 @@ _DIM_PER_ROWS = {1: 256, 2: 128, 4: 128}
 _DIM_PER_ROWS_WITH_MORE = 64
 """For four tiles of rows whose scores have a cap or slopes, or whose keys are looked up one by one."""
 _WARPS = (8, 4)
+_MORE_WARPS = 12
+"""Of a block over FP8 at dims of 65 to 128 with two tiles of rows, where a warp has one tile of keys."""
 MOST_QUADS = max(4 * tiles * -(-dim // 64) for tiles, dim in _DIM_PER_ROWS.items())
 """That any configuration has: see `DecodeConfiguration.quads`."""
 MOST_ARRIVALS = 1 << 12
@@ -79,6 +81,8 @@ class DecodeConfiguration:
     """Parts of the keys begin where they are cut, with tiles that a window or a chunk hides: with `Pages.TILES`."""
     tree: bool = False
     """Queries of a sequence are a tree."""
+    pairs: bool = False
+    """e4m3 is read 16 codes at a time: rows begin at multiples of 16 bytes."""
 
     @property
     def threads(self) -> int:
@@ -99,6 +103,13 @@ class DecodeConfiguration:
         dim = max(self.head_dim, self.value_dim)
         many_rows = self.dependent and self.row_tiles * dim > 256
         return many_rows or (dim > 128 and (self.pages is Pages.ROWS or self.score_changes))
+
+    @property
+    def multiplies_half(self) -> bool:
+        """Elements of FP8 are float16 when they are multiplied, whatever the query's type; with four tiles of rows and
+        a scale for each key that spills.
+        """
+        return self.cache is Cache.SCALED_HEADS or (self.cache is Cache.SCALED_KEYS and self.row_tiles < 4)
 
     @property
     def shared_bytes(self) -> int:
@@ -131,10 +142,15 @@ def _row_tiles(dim: int, pages: Pages, score_changes: bool) -> list[int]:
 
 
 def _key_tiles(dim: int, row_tiles: int, cache: Cache) -> int:
-    """e4m3 takes half of the registers, so twice as many loads are under way."""
+    """e4m3 takes half of the registers, so more loads are under way."""
     if cache and row_tiles == 1:
         return 4 if dim <= 64 else 2 if dim <= 128 else 1
     return 2 if dim <= 64 and row_tiles <= 2 else 1
+
+
+def _warps(dim: int, row_tiles: int, cache: Cache) -> tuple[int, ...]:
+    """By preference; the first that fits is taken."""
+    return (_MORE_WARPS, *_WARPS) if cache and row_tiles == 2 and 64 < dim <= 128 else _WARPS
 
 
 def configuration(
@@ -165,7 +181,7 @@ def configuration(
             cache=cache,
         )
         for tiles in reversed([tiles for tiles in fitting if tiles <= row_tiles])
-        for warps in _WARPS
+        for warps in _warps(dim, tiles, cache)
     )
     # Beside it a few kilobytes of static shared memory.
     return next(candidate for candidate in candidates if candidate.shared_bytes + 4096 <= available)

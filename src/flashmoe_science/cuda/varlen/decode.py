@@ -111,7 +111,25 @@ def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeC
     )
     limited = problem.window_left >= 0 or problem.chunk > 0
     hidden = limited and problem.split_keys > 0 and usual.pages is Pages.TILES
-    return replace(usual, chunk=problem.chunk > 0, hidden_tiles=hidden, tree=problem.tree)
+    return replace(
+        usual,
+        chunk=problem.chunk > 0,
+        hidden_tiles=hidden,
+        tree=problem.tree,
+        pairs=_reads_pairs(problem),
+    )
+
+
+def _reads_pairs(problem: Problem) -> bool:
+    """Whether a lane reads 16 codes of FP8 at once; where the caches begin is checked by each call."""
+    if problem.quantized is None or not (problem.head_dim % 64 == 0 or problem.value_dim % 128 == 0):
+        return False
+    return all(stride % _ALIGNMENT == 0 for stride in (*problem.key_strides, *problem.value_strides))
+
+
+def _cache_step(problem: Problem) -> int:
+    """What the addresses of caches are multiplied with to be multiples of 16 bytes."""
+    return 1 if problem.quantized is None or _reads_pairs(problem) else 2
 
 
 def _cache(problem: Problem) -> Cache:
@@ -139,10 +157,11 @@ def kernel(configuration: DecodeConfiguration, dtype: torch.dtype, architecture:
             **({"CHUNK": 1} if configuration.chunk else {}),
             **({"HIDDEN_TILES": 1} if configuration.hidden_tiles else {}),
             **({"TREE": 1} if configuration.tree else {}),
+            **({"PAIRS": 1} if configuration.pairs else {}),
             "SCORE_CHANGES": int(configuration.score_changes),
             "DEPENDENT": int(configuration.dependent),
             "QUERY_BF16": int(dtype == torch.bfloat16),
-            "ELEMENT_BF16": int(dtype == torch.bfloat16 and configuration.cache is not Cache.SCALED_HEADS),
+            "ELEMENT_BF16": int(dtype == torch.bfloat16 and not configuration.multiplies_half),
             "NATIVE_FP8": int(architecture not in _BEFORE_FP8),
             "MMA_K": configuration.mma_k,
             "NATIVE_CP_ASYNC": int(limits(architecture).cp_async),
@@ -212,7 +231,7 @@ def _repeat(
 
     Every line of the function runs once a layer of a step, where there is no compiler for `cuda.steady`.
     """
-    cache_step = 1 if problem.quantized is None else 2  # FP8 is read by half as many bytes
+    cache_step = _cache_step(problem)
     inputs = like._asdict() | {"out": like.output if own_output else None}
     names = [name for name in REPEATED if inputs[name] is not None]
     optional = (None if name == "out" else inputs[name] for name in REPEATED[4:-1])
@@ -399,7 +418,7 @@ def call_writer(problem: Problem) -> Callable[[Any, Tensors, Sizes, int, int], N
 
     It raises InputError for a tensor that does not begin at a multiple of 16 bytes.
     """
-    cache_step = 1 if problem.quantized is None else 2  # FP8 is read by half as many bytes
+    cache_step = _cache_step(problem)
     pack, paged, used, sinks, alibi = (
         _OF_CALL.pack_into,
         problem.page_size > 0,

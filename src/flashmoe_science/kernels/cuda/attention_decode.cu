@@ -14,7 +14,7 @@
 // Macros, all integers:
 //   HEAD_DIM, VALUE_DIM  8..256, multiples of 8
 //   QUERY_BF16     1: query and output are bfloat16, 0: float16; NATIVE_FP8: ptx/fp8.cuh
-//   ELEMENT_BF16   likewise, of what is multiplied: float16 with CACHE 1, where no weight is scaled; MMA_K 16, or 8 for sm_75 (types.cuh)
+//   ELEMENT_BF16   likewise, of what is multiplied: float16 with FP8, but for kRelativeWeights; MMA_K 16, or 8 for sm_75 (types.cuh)
 //   ROW_TILES      query rows of a set / 8
 //   WARPS          warps of a block
 //   KEY_TILES      tiles of 16 keys that a warp holds at a time
@@ -22,6 +22,7 @@
 //   PAGES          how keys are found (decode/tiles.cuh)
 //   CACHE          0, or which scales e4m3 keys and values have (there, too)
 //   SCORE_CHANGES  1: scores may have a soft cap and ALiBi slopes, which are parameters; 0: they have not
+//   PAIRS          1: FP8 whose rows begin at multiples of 16 bytes is read 16 codes at a time; may be left out
 //   CHUNK          1: a query sees the keys of its own chunk alone; may be left out
 //   HIDDEN_TILES   1: a segment may begin with tiles that no row sees, whose pages may be gone; with PAGES 1, may be left out
 //   TREE           1: queries of a sequence are a tree, whose words say which of their keys a row sees; may be left out
@@ -38,12 +39,26 @@ namespace {
 constexpr int kQueryChunks = 32 * ROW_TILES * kChunks;  // of one set of rows
 // Where registers are to spare, what the next loads read is found while this pass waits for its own.
 constexpr bool kFindAhead = !LATE_VALUES && ROW_TILES * (HEAD_DIM + VALUE_DIM) <= 512 && HEAD_DIM <= 128 && VALUE_DIM <= 128;
+template <typename Type, Type Value>
+struct Constant {
+    static constexpr Type value = Value;
+    __device__ constexpr operator Type() const { return Value; }
+};
+
+// With a scale for each key its weight is scaled. Relative to the heaviest of these it is at most one, as float16 wants it. With
+// four tiles of rows that spills.
+constexpr bool kRelativeWeights = CACHE == 2 && ROW_TILES < 4;
+// In the last pass a warp's further tiles may lie past the end: masked, they cost as much as others. Of FP8, of which a warp has
+// several tiles at a time, they are left out there.
+constexpr bool kShortPasses = CACHE > 0 && KEY_TILES > 1;
+// Whether the query stays in registers for a segment: beside FP8, where it is converted too.
+constexpr bool kHoldQuery = CACHE > 0 && ROW_TILES == 1 && HEAD_DIM <= 128 && !LATE_VALUES;
 
 // Starts copying a segment's queries to shared memory, in the order in which lanes read them. Rows past the end are zero.
 __device__ __forceinline__ void copy_queries(const Parameters& p, const Segment& segment, Chunk* to) {
     for (int i = threadIdx.x; i < kQueryChunks; i += 32 * WARPS) {
         const int lane = i % 32, chunk = i / 32 % kChunks, tile = i / (32 * kChunks);
-        const int row = segment.first_row + 8 * tile + lane / 4, dim = 32 * chunk + 8 * (lane % 4);
+        const int row = segment.first_row + 8 * tile + lane / 4, dim = first_dim<kKeyPairs, 4>(chunk, lane % 4);
         const bool valid = row < segment.rows && (32 * chunk + 32 <= HEAD_DIM || dim < HEAD_DIM);
         const Row at = locate(valid ? row : 0, p);
         const uint64 token = static_cast<uint32>(segment.query_start + at.position);
@@ -76,6 +91,11 @@ __device__ __forceinline__ void find_hidden(const Parameters& p, Segment& segmen
 // softcap * tanh(scale * x / softcap) in units of log2. 1 - 2 / (1 + exp(2 y)) is tanh(y), to float32's precision of 1.
 __device__ __forceinline__ float capped(float x, const Parameters& p) {
     return p.softcap_log2 * (1.0f - 2.0f * reciprocal(1.0f + exp2_approx(x * p.softcap_scale)));
+}
+
+// exp2(score + change), with the sign of a key's scale; zero where the key is not seen.
+__device__ __forceinline__ float relative_weight(float score, float change, float scale) {
+    return score == NEGATIVE_INFINITY ? 0.0f : copysignf(exp2_approx(score + change), scale);
 }
 
 }  // namespace
@@ -179,18 +199,31 @@ attention_decode(const __grid_constant__ Parameters p) {
 
         float output[ROW_TILES][4 * kDimGroups][4] = {};
         float maximum[ROW_TILES][2], sum[ROW_TILES][2];
+        float maximum_weight[ROW_TILES][2];  // of weights times scales, where those are relative to it, and so is the output
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r) {
             maximum[r][0] = maximum[r][1] = NEGATIVE_INFINITY;
+            maximum_weight[r][0] = maximum_weight[r][1] = NEGATIVE_INFINITY;
             sum[r][0] = sum[r][1] = 0.0f;
         }
 
         float key_scale = 1.0f, value_scale = 1.0f;
         if (CACHE == 1 && p.key_scales != nullptr) key_scale = p.key_scales[segment.head * p.key_scale_strides.head];
         if (CACHE == 1 && p.value_scales != nullptr) value_scale = p.value_scales[segment.head * p.value_scale_strides.head];
+        Chunk held[kChunks];
+        const auto query_at = [&](int index) {
+            Chunk q = load_shared(shared_address(query + 32 * index));
+            if (CACHE > 0) q = {query_as_half(q.x), query_as_half(q.y), query_as_half(q.z), query_as_half(q.w)};
+            return q;
+        };
+        if (kHoldQuery) {
+#pragma unroll
+            for (int chunk = 0; chunk < kChunks; ++chunk) held[chunk] = query_at(chunk);
+        }
         const int passes = segment.passes;
-        for (int pass = 0; pass < passes; ++pass) {
-            const bool last = pass + 1 == passes;
+        const auto go_through = [&](auto tiles, auto is_last, int pass) __attribute__((always_inline)) {
+            constexpr int kTiles = decltype(tiles)::value;
+            const bool last = is_last;
             const Segment& source = last ? next : segment;  // of the loads of this pass
             const int source_pass = last ? 0 : pass + 1;
             const bool loads = !last || more;
@@ -205,9 +238,9 @@ attention_decode(const __grid_constant__ Parameters p) {
 
             // Scores: [0], [1] are key g of queries 2t, 2t + 1; [2], [3] are key g + 8. Where there is one tile of rows, two
             // chains of accumulation halve the latency of this product.
-            float score[KEY_TILES][ROW_TILES][4], other[KEY_TILES][ROW_TILES][4];
+            float score[kTiles][ROW_TILES][4], other[kTiles][ROW_TILES][4];
 #pragma unroll
-            for (int i = 0; i < KEY_TILES; ++i)
+            for (int i = 0; i < kTiles; ++i)
 #pragma unroll
                 for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
@@ -216,10 +249,9 @@ attention_decode(const __grid_constant__ Parameters p) {
             for (int chunk = 0; chunk < kChunks; ++chunk)
 #pragma unroll
                 for (int r = 0; r < ROW_TILES; ++r) {
-                    Chunk q = load_shared(shared_address(query + 32 * (r * kChunks + chunk)));
-                    if (CACHE == 1) q = {query_as_half(q.x), query_as_half(q.y), query_as_half(q.z), query_as_half(q.w)};
+                    const Chunk q = kHoldQuery ? held[chunk] : query_at(r * kChunks + chunk);
 #pragma unroll
-                    for (int i = 0; i < KEY_TILES; ++i) {
+                    for (int i = 0; i < kTiles; ++i) {
                         const Chunk low = key[i].chunk(0, chunk, lane);
                         const Chunk high = key[i].chunk(1, chunk, lane);
                         mma(score[i][r], {low.x, high.x, low.y, high.y}, q.x, q.y);
@@ -234,7 +266,7 @@ attention_decode(const __grid_constant__ Parameters p) {
             }
 
 #pragma unroll
-            for (int i = 0; i < KEY_TILES; ++i) {
+            for (int i = 0; i < kTiles; ++i) {
                 const int tile = tile_of(segment, pass, i), first = kTileKeys * tile;
                 const bool masked = first < segment.all_begin || first + kTileKeys > segment.all_end;
 #pragma unroll
@@ -282,20 +314,40 @@ attention_decode(const __grid_constant__ Parameters p) {
                 }
             }
 
-            uint32 probability[KEY_TILES][ROW_TILES][2];
+            float weight_log2[kTiles][2];
+#pragma unroll
+            for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    if (kRelativeWeights) weight_log2[i][half] = log2_approx(fabsf(scales[i].value[half]));
+            uint32 probability[kTiles][ROW_TILES][2];
 #pragma unroll
             for (int r = 0; r < ROW_TILES; ++r) {
-                float shrink[2];
+                float shrink[2], shrink_output[2];
                 bool rises = false;
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     float top = score[0][r][e];
 #pragma unroll
-                    for (int i = 0; i < KEY_TILES; ++i) top = fmaxf(top, fmaxf(score[i][r][e], score[i][r][2 + e]));
+                    for (int i = 0; i < kTiles; ++i) top = fmaxf(top, fmaxf(score[i][r][e], score[i][r][2 + e]));
                     top = fmaxf(max_over_keys(top), maximum[r][e]);
-                    shrink[e] = exp2_approx(maximum[r][e] - finite_maximum(top));
+                    shrink[e] = shrink_output[e] = exp2_approx(maximum[r][e] - finite_maximum(top));
                     rises |= top > maximum[r][e];
                     maximum[r][e] = top;
+                    if (kRelativeWeights) {
+                        float heaviest = NEGATIVE_INFINITY;
+#pragma unroll
+                        for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+                            for (int half = 0; half < 2; ++half) {
+                                const float x = score[i][r][2 * half + e];
+                                if (x != NEGATIVE_INFINITY) heaviest = fmaxf(heaviest, x + weight_log2[i][half]);
+                            }
+                        heaviest = fmaxf(max_over_keys(heaviest), maximum_weight[r][e]);
+                        shrink_output[e] = exp2_approx(maximum_weight[r][e] - finite_maximum(heaviest));
+                        rises |= heaviest > maximum_weight[r][e];
+                        maximum_weight[r][e] = heaviest;
+                    }
                 }
                 // Later maxima seldom rise, and without that all is multiplied by one. With four tiles the branch spills.
                 if (ROW_TILES > 2 || __any_sync(0xffffffffu, rises)) {
@@ -304,8 +356,8 @@ attention_decode(const __grid_constant__ Parameters p) {
                         sum[r][e] *= shrink[e];
 #pragma unroll
                         for (int m = 0; m < 4 * kDimGroups; ++m) {
-                            output[r][m][e] *= shrink[e];
-                            output[r][m][2 + e] *= shrink[e];
+                            output[r][m][e] *= shrink_output[e];
+                            output[r][m][2 + e] *= shrink_output[e];
                         }
                     }
                 }
@@ -313,25 +365,33 @@ attention_decode(const __grid_constant__ Parameters p) {
                 for (int e = 0; e < 2; ++e) {
                     const float shift = finite_maximum(maximum[r][e]);
 #pragma unroll
-                    for (int i = 0; i < KEY_TILES; ++i) {
-                        score[i][r][e] = exp2_approx(score[i][r][e] - shift);
-                        score[i][r][2 + e] = exp2_approx(score[i][r][2 + e] - shift);
-                        sum[r][e] += score[i][r][e] + score[i][r][2 + e];
-                        if (CACHE == 2) {  // the scale of a key that nobody sees may be anything
-                            score[i][r][e] = score[i][r][e] > 0.0f ? score[i][r][e] * scales[i].value[0] : 0.0f;
-                            score[i][r][2 + e] = score[i][r][2 + e] > 0.0f ? score[i][r][2 + e] * scales[i].value[1] : 0.0f;
+                    for (int i = 0; i < kTiles; ++i) {
+                        float& low = score[i][r][e];
+                        float& high = score[i][r][2 + e];
+                        const float scores[2] = {low, high};
+                        low = exp2_approx(low - shift);
+                        high = exp2_approx(high - shift);
+                        sum[r][e] += low + high;
+                        // The scale of a key that nobody sees may be anything.
+                        if (kRelativeWeights) {
+                            const float heaviest = finite_maximum(maximum_weight[r][e]);
+                            low = relative_weight(scores[0], weight_log2[i][0] - heaviest, scales[i].value[0]);
+                            high = relative_weight(scores[1], weight_log2[i][1] - heaviest, scales[i].value[1]);
+                        } else if (CACHE == 2) {
+                            low = low > 0.0f ? low * scales[i].value[0] : 0.0f;
+                            high = high > 0.0f ? high * scales[i].value[1] : 0.0f;
                         }
                     }
                 }
 #pragma unroll
-                for (int i = 0; i < KEY_TILES; ++i) {
+                for (int i = 0; i < kTiles; ++i) {
                     probability[i][r][0] = transpose_matrix(pack(score[i][r][0], score[i][r][1]));
                     probability[i][r][1] = transpose_matrix(pack(score[i][r][2], score[i][r][3]));
                 }
             }
 
 #pragma unroll
-            for (int i = 0; i < KEY_TILES; ++i) {
+            for (int i = 0; i < kTiles; ++i) {
                 value[i].clear_unseen(tile_of(segment, pass, i), segment, lane);
 #pragma unroll
                 for (int group = 0; group < kDimGroups; ++group)
@@ -354,16 +414,33 @@ attention_decode(const __grid_constant__ Parameters p) {
                 }
                 look_up_pass(source, source_pass + 1, page);
             }
+        };
+        using All = Constant<int, KEY_TILES>;
+        if (!kShortPasses) {
+            for (int pass = 0; pass < passes; ++pass) go_through(All{}, pass + 1 == passes, pass);
+        } else {
+            for (int pass = 0; pass + 1 < passes; ++pass) go_through(All{}, Constant<bool, false>{}, pass);
+            if (kTileKeys * tile_of(segment, passes - 1, 1) < segment.last_key)
+                go_through(All{}, Constant<bool, true>{}, passes - 1);
+            else
+                go_through(Constant<int, 1>{}, Constant<bool, true>{}, passes - 1);
         }
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r) {
 #pragma unroll
             for (int e = 0; e < 2; ++e) sum[r][e] = sum_over_keys(sum[r][e]);
+            float unit[2] = {value_scale, value_scale};  // of the output
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+                if (kRelativeWeights)
+                    unit[e] = maximum_weight[r][e] == NEGATIVE_INFINITY
+                                  ? 0.0f
+                                  : exp2_approx(maximum_weight[r][e] - finite_maximum(maximum[r][e]));
 #pragma unroll
             for (int m = 0; m < 4 * kDimGroups; ++m)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    if (CACHE == 1) output[r][m][e] *= value_scale;
+                    if (CACHE > 0) output[r][m][e] *= unit[e % 2];
         }
 #if DEPENDENT
         // Not earlier: the successor's blocks would only wait, in the place of this grid's.

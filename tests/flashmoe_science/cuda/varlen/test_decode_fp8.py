@@ -6,7 +6,8 @@ import pytest
 import torch
 from compiled_for import each_architecture
 from emulated import NEEDS_COMPILER
-from emulated_decode import options, run_on_cpu
+from emulated_decode import inputs_of, options, run_on_cpu
+from problems import H200
 from varlen_cases import Shape, bounds, packed, paged, quantized
 from varlen_quantized import assert_as_exact_as_ideal
 
@@ -14,6 +15,8 @@ from flashmoe_science.configs.attention import decode as configs
 from flashmoe_science.configs.attention.decode import Cache, Pages
 from flashmoe_science.cuda.varlen import decode
 from flashmoe_science.jit.nvrtc import compile_kernel
+from flashmoe_science.varlen.arguments import check
+from flashmoe_science.varlen.problem import Problem, Sizes
 
 BF16, FP16 = torch.bfloat16, torch.float16
 SHAPE = Shape((1, 2, 1, 0, 1), (300, 7, 129, 16, 0), heads=4, kv_heads=2, head_dim=64, dtype=BF16)
@@ -40,6 +43,57 @@ def test_dims_and_rows(head_dim: int, value_dim: int, heads: int, queries: int, 
     small, wide = quantized(call, "each key")
     out, lse = run_on_cpu(small, options(window=(60, 0)), tuple(bounds(shape).values()), 4)
     assert_as_exact_as_ideal(out, lse, call, wide, **bounds(shape), window=(60, 0))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("scales", ["each head", "each key"])
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim", "queries"),
+    [(64, 64, 1), (128, 128, 1), (128, 128, 4), (192, 128, 1), (64, 256, 2), (256, 64, 1)],
+)
+def test_sixteen_codes_at_a_time(head_dim: int, value_dim: int, queries: int, scales: str) -> None:
+    shape = Shape((queries, queries, 1), (200, 7, 33), 8, 2, head_dim, value_dim, BF16)
+    call = paged(shape, 16)
+    small, wide = quantized(call, scales)
+    out, lse = run_on_cpu(small, options(), tuple(bounds(shape).values()), 4, pairs=True)
+    assert_as_exact_as_ideal(out, lse, call, wide, **bounds(shape))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("heads", [4, 8, 16])
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+def test_scales_of_keys_may_be_of_any_size_and_sign(dtype: torch.dtype, heads: int) -> None:
+    """Weights that are multiplied in 16 bits have room for neither the largest nor the least of these."""
+    shape = Shape((1, 1), (90, 200), heads, 1, 64, 64, dtype)
+    call = packed(shape)
+    small, wide = quantized(call, "each key")
+    sizes = torch.tensor([-3.0, 0.0, 1e-12, 2e4, -1e-4, 1.0])[torch.arange(290) % 6]
+    sizes[90:] *= 1e-3
+    small["value_scale"] = sizes[:, None].contiguous()
+    wide["value"] = small["value"].double() * sizes[:, None, None].double()
+    out, lse = run_on_cpu(small, options(), tuple(bounds(shape).values()), 2)
+    assert_as_exact_as_ideal(out, lse, call | {"value": wide["value"]}, wide, **bounds(shape))
+
+
+def test_rows_that_begin_anywhere_are_read_by_eight_codes() -> None:
+    def problem(shape: Shape, rows: int) -> Problem:
+        small, _ = quantized(packed(shape), "each head")
+        for name in ("key", "value"):
+            wider = small[name].new_zeros(*small[name].shape[:-1], rows)
+            small[name] = wider[..., : small[name].shape[-1]]
+        return check(inputs_of(small), options())
+
+    whole = Shape((1,), (40,), 2, 1, 64, 64, BF16)
+    chosen = [
+        decode.configuration_for(problem(shape, rows), Sizes(1, 40, 1), H200).pairs
+        for shape, rows in (
+            (whole, 64),
+            (whole, 80),
+            (whole, 72),
+            (Shape((1,), (40,), 2, 1, 40, 40, BF16), 48),
+        )
+    ]
+    assert chosen == [True, True, False, False]
 
 
 @NEEDS_COMPILER

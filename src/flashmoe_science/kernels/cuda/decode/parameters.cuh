@@ -16,6 +16,18 @@ constexpr int kShares = (kQuads + WARPS - 1) / WARPS;  // of them, finished by o
 constexpr int kPass = WARPS * KEY_TILES;               // key tiles that a block goes through at a time
 constexpr int kMerges = VALUE_DIM <= 128 && WARPS * kQuads <= 64 ? 2 : 1;  // segments whose results warps may be merging at a time
 constexpr int kPieceBytes = CACHE == 0 ? 16 : 8;       // of eight elements of a key or value
+#if PAIRS
+// Two neighbours of a lane's pieces lie together in the row, so that one load of 16 bytes has both.
+constexpr bool kKeyPairs = HEAD_DIM % 64 == 0, kValuePairs = VALUE_DIM % 128 == 0;
+#else
+constexpr bool kKeyPairs = false, kValuePairs = false;
+#endif
+
+// The first dim of the piece that lane `lane` of `Lanes` has of group `group` of 8 * Lanes dims.
+template <bool Pairs, int Lanes>
+__device__ __forceinline__ constexpr int first_dim(int group, int lane) {
+    return Pairs ? 16 * Lanes * (group / 2) + 16 * lane + 8 * (group % 2) : 8 * (Lanes * group + lane);
+}
 constexpr int kUnlimited = 1 << 30;                    // a window's side that hides nothing
 #if TREE
 constexpr int kTreeTiles = kTreeQueries / kTileKeys + 1;  // that the keys of a tree can lie in

@@ -34,7 +34,7 @@ __device__ __forceinline__ void write(const Parameters& p, const Segment& segmen
                                       const Statistics& total) {
     const Quad quad(index);
     const int row = segment.first_row + quad.row(lane);
-    const int dim = quad.dim(lane);
+    const int dim = first_dim<kValuePairs, 8>(quad.group, lane / 4) + quad.dim(lane) % 8;
     if (row >= segment.rows) return;
     const Row at = locate(row, p);
     const int head = segment.head * p.group + at.head;

@@ -75,13 +75,24 @@ __device__ __forceinline__ Piece load_piece(const char* address) { return load_g
 
 // What one lane holds of a row that `Lanes` lanes share: every Lanes-th piece. Pieces past the dimension repeat the last one:
 // keys are zeroed there before use (`KeyTile::chunk`), of values the result is not written.
-template <int Lanes, int Dim>
+template <int Lanes, int Dim, bool Pairs>
 struct RowPieces {
     static constexpr int kPieces = (Dim + 8 * Lanes - 1) / (8 * Lanes);
 
     Piece piece[kPieces];
 
     __device__ __forceinline__ void load_from(const char* row, int lane) {
+#if PAIRS
+        if (Pairs) {
+#pragma unroll
+            for (int i = 0; i < kPieces; i += 2) {
+                const Chunk both = load_global(row + first_dim<true, Lanes>(i, lane));
+                piece[i] = {both.x, both.y};
+                piece[i + 1] = {both.z, both.w};
+            }
+            return;
+        }
+#endif
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
             const bool whole = 8 * Lanes * (i + 1) <= Dim;
@@ -97,7 +108,7 @@ __device__ __forceinline__ void clear_unless(bool keep, Chunk& x) {
 __device__ __forceinline__ void clear_unless(bool keep, HalfChunk& x) { x = {keep ? x.x : 0, keep ? x.y : 0}; }
 
 struct KeyTile {
-    RowPieces<4, HEAD_DIM> rows[2];  // keys g and g + 8
+    RowPieces<4, HEAD_DIM, kKeyPairs> rows[2];  // keys g and g + 8
 
     __device__ __forceinline__ void load_from(const Rows& from, int lane) {
 #pragma unroll
@@ -118,7 +129,7 @@ struct KeyTile {
 };
 
 struct ValueTile {
-    RowPieces<8, VALUE_DIM> rows[4];  // keys 2t, 2t + 1, 2t + 8, 2t + 9
+    RowPieces<8, VALUE_DIM, kValuePairs> rows[4];  // keys 2t, 2t + 1, 2t + 8, 2t + 9
 
     static __device__ __forceinline__ int row(int i, int lane) { return 2 * (lane % 4) + i % 2 + 8 * (i / 2); }
 
@@ -158,7 +169,7 @@ struct ValueTile {
             const int key = first + row(i, lane);
             const bool seen = key >= segment.first_key && key < segment.last_key;
 #pragma unroll
-            for (int j = 0; j < RowPieces<8, VALUE_DIM>::kPieces; ++j) clear_unless(seen, rows[i].piece[j]);
+            for (int j = 0; j < RowPieces<8, VALUE_DIM, kValuePairs>::kPieces; ++j) clear_unless(seen, rows[i].piece[j]);
         }
     }
 
@@ -168,7 +179,7 @@ struct ValueTile {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
 #pragma unroll
-            for (int j = 0; j < RowPieces<8, VALUE_DIM>::kPieces; ++j)
+            for (int j = 0; j < RowPieces<8, VALUE_DIM, kValuePairs>::kPieces; ++j)
                 clear_unless(!(unseen >> row(i, lane) & 1), rows[i].piece[j]);
         }
     }
