@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,13 @@ from flashmoe_science.jit.records import Recipe
 _SANITIZERS = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 
-def output_under_sanitizers(source: Path, program: Path, *arguments: str) -> str:
+def output_under_sanitizers(
+    source: Path,
+    program: Path,
+    *arguments: str,
+    macros: Mapping[str, int] | None = None,
+    further_features: Sequence[str] = (),
+) -> str:
     """What the program prints, called with the arguments and the library of this kernel; it ends without an error."""
     compiler = shutil.which("g++")
     if compiler is None:
@@ -30,7 +37,7 @@ def output_under_sanitizers(source: Path, program: Path, *arguments: str) -> str
     runtime = _output(compiler, "-print-file-name=libasan.so").strip()
     if not Path(runtime).is_absolute():
         pytest.skip("g++ has no AddressSanitizer runtime")
-    library = _sanitized(source, compiler)
+    library = _sanitized(source, compiler, {} if macros is None else macros, further_features)
     done = subprocess.run(
         [sys.executable, str(program), *arguments, str(library)],
         env={
@@ -46,20 +53,26 @@ def output_under_sanitizers(source: Path, program: Path, *arguments: str) -> str
     return done.stdout
 
 
-def _sanitized(source: Path, compiler: str) -> Path:
+def _sanitized(
+    source: Path, compiler: str, macros: Mapping[str, int], further_features: Sequence[str]
+) -> Path:
     instruction_set = host.choose_instruction_set()
     files = (source, *sorted(source.parent.glob("*.h")))
     recipe = Recipe(
         kernel=f"sanitized {source.stem}",
         backend="host",
-        architecture="+".join((f"{platform.machine()}:{instruction_set.value}", *instruction_set.features)),
-        configuration={},
+        architecture="+".join(
+            (f"{platform.machine()}:{instruction_set.value}", *instruction_set.features, *further_features)
+        ),
+        configuration=dict(macros),
         compiler=compiler,
         compiler_version=_output(compiler, "--version").splitlines()[0],
         flags=(
             *(flag for flag in host.COMMON_FLAGS if flag != "-O3"),
             *_SANITIZERS,
             *instruction_set.flags,
+            *host.feature_flags(further_features),
+            *(f"-D{name}={value}" for name, value in macros.items()),
         ),
         sources={file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
     )

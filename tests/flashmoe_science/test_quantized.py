@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cpu_attention import GuardedMemory
 from moe_reference import Moe, assert_as_exact_as_torch, exact_moe, interleaved, make_moe
+from sanitizers import output_under_sanitizers
 
 from flashmoe_science import DeviceError, InputError, explain, fused_moe
 from flashmoe_science.cpu import moe_quantized
-from flashmoe_science.cpu.library import load_function
+from flashmoe_science.cpu.library import SOURCES, load_function
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.moe_arguments import Activation
@@ -172,6 +174,16 @@ def test_nothing_beside_the_tensors_is_read(
     guarded = [GuardedMemory(each, at_end) for each in (*made.tensors, *made.scales.values())]
     out = moe_quantized.forward(*(each.tensor for each in guarded), instruction_set=instruction_set)
     assert_right(out, made)
+
+
+@each_width
+def test_no_undefined_behaviour_under_the_sanitizers(bits: int) -> None:
+    calls = Path(__file__).parent / "cpu" / "sanitized_quantized_calls.py"
+    further = moe_quantized.further_features(host.choose_instruction_set(), bits)
+    output = output_under_sanitizers(
+        SOURCES / "moe_forward.cpp", calls, str(bits), macros={"WEIGHT_BITS": bits}, further_features=further
+    )
+    assert "passed" in output
 
 
 @each_instruction_set
