@@ -27,5 +27,9 @@ class BuildError(RuntimeError):
         self.log = log
 
 
+class NoRoomError(BuildError):
+    """The compile cache, or the folder of temporary files, takes no more. The kernel is not at fault."""
+
+
 class KernelDefectError(BuildError):
     """A kernel compiled, and would compute right results, but spills, has a stack frame or serialised wgmma."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 from cudadent42.base import parcels
 from cudadent42.base.errors import LabError, UnwritableError
+from cudadent42.base.files import require_room
 from cudadent42.base.observer import Observer
 from cudadent42.fleet.task import Block as Block
 from cudadent42.fleet.task import Returned, Task, Way
@@ -25,6 +26,8 @@ from cudadent42.runs.run_folder import RunFolder, RunWriter
 from cudadent42.runs.source import revision
 from cudadent42.worker.parent import Worker
 from cudadent42.worker.stages import run_stage
+from flashmoe_science.errors import BuildError, DeviceError
+from flashmoe_science.jit.cache import cache_directory
 from flashmoe_science.tuned.lookup import SWITCH_VARIABLE
 
 COMMAND = ("cudadent42", "fleet")
@@ -87,6 +90,7 @@ class Racer:
                     latencies = {each.implementation: each.latency_ms for each in event.samples}
                     on_result(Block(event.conditions.block, latencies, flags))
                 elif isinstance(event, Skipped) and event.stage == "bench":
+                    _require_room_to_compile()
                     name = event.key.removeprefix(case.id).removeprefix("/")
                     out.add(name)
                     # A case without rivals is left out too, and they were told of: its baseline is as good as before.
@@ -134,6 +138,12 @@ def _of(report: VerifyReport, name: str) -> VerifyReport:
     cases = tuple(each for each in report.cases if each.implementation == name)
     skipped = {key: why for key, why in report.skipped.items() if key == name or key.endswith(f"/{name}")}
     return VerifyReport(cases, skipped)
+
+
+def _require_room_to_compile() -> None:
+    """Raises UnwritableError where the compile cache takes no more: then that is why a kernel could not be loaded."""
+    with suppress(DeviceError, BuildError):  # there is none, which says nothing of a disk
+        require_room(cache_directory())
 
 
 def _is_out(common: VerifyReport, name: str) -> bool:

@@ -21,7 +21,7 @@ from cudadent42.native import kernels, specification
 from cudadent42.native.specification import Language
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.sandbox.launch import FOLDER, Sandbox
-from flashmoe_science.errors import BuildError, DeviceError
+from flashmoe_science.errors import BuildError, DeviceError, NoRoomError
 from flashmoe_science.jit.limits import base_architecture
 from flashmoe_science.jit.records import KernelBuild
 
@@ -64,7 +64,7 @@ def build_file(
 
     Raises:
         UsageError: the file makes no sense, or is for the other kind of device.
-        MachineNotReadyError: this machine has no compiler for it.
+        MachineNotReadyError: this machine has no compiler for it, or no room for what that makes.
     """
     kernel = specification.load(file_path(name))
     if kernel.device != device:
@@ -188,6 +188,8 @@ def answer(request: Request) -> Answer:
             ):
                 try:
                     built.append(kernels.build_cuda(item))
+                except NoRoomError:
+                    raise
                 except BuildError as error:
                     failures.append(BuildFailure(item.label, item.architecture, str(error), error.log))
         else:
@@ -196,9 +198,11 @@ def answer(request: Request) -> Answer:
             ):
                 try:
                     built.append(kernels.build_host(kernel, configuration, dtype))
+                except NoRoomError:
+                    raise
                 except BuildError as error:
                     failures.append(BuildFailure(kernel.entry, platform.machine(), str(error), error.log))
-    except DeviceError as error:
+    except (DeviceError, NoRoomError) as error:
         return Answer(BuildReport(()), str(error))
     return Answer(BuildReport(tuple(built), tuple(failures)))
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cudadent42.base.errors import UsageError
+from cudadent42.base.errors import UnwritableError, UsageError
 from cudadent42.model.cases import Case
 from cudadent42.model.implementations import UnsupportedCaseError
 from cudadent42.native.build import build_file, code_of
 from cudadent42.operations import definition, numerics
 from cudadent42.tune.space import DEFAULT, Arm, Space
-from flashmoe_science.errors import BuildError
+from flashmoe_science.errors import BuildError, NoRoomError
 from flashmoe_science.jit.records import KernelBuild, Resources
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ def _library(implementation: str, cases: Sequence[Case], target: Target) -> Comp
             configured = definition(case.operation).configured(implementation, case, device)
             # Of one case and the next the cache has the same kernel.
             builds = [compile_kernel(kernel, allow_defects=True) for kernel in configured.kernels]
+        except NoRoomError as error:
+            raise UnwritableError(str(error)) from error
         except (UnsupportedCaseError, BuildError) as error:
             return _short(str(error))
         choice = configured.choice

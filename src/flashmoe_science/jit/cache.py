@@ -46,7 +46,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flashmoe_science.errors import BuildError, DeviceError
+from flashmoe_science.errors import BuildError, DeviceError, NoRoomError
 from flashmoe_science.jit.notice import notice_of_waiting
 from flashmoe_science.jit.private_directory import (
     DIRECTORY_VARIABLE,
@@ -399,7 +399,7 @@ class CompileCache:
             self._store(key, _RECORD_SUFFIX, json.dumps(record, indent=1).encode())
             os.fsync(self._folder.descriptor)
         except OSError as error:
-            raise BuildError(
+            raise NoRoomError(
                 f"cannot write {recipe.label} to the compile cache {self.directory}: {error.strerror}; "
                 f"free some space there or set {DIRECTORY_VARIABLE} to another directory"
             ) from error
@@ -454,7 +454,7 @@ class CompileCache:
         except OSError as error:
             if descriptor >= 0:
                 os.close(descriptor)
-            raise BuildError(
+            raise NoRoomError(
                 f"cannot lock {self.directory / name}: {error.strerror}; "
                 f"set {DIRECTORY_VARIABLE} to a directory on a local, writable file system"
             ) from error

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from flashmoe_science.errors import BuildError, DeviceError
+from flashmoe_science.errors import BuildError, DeviceError, NoRoomError
 from flashmoe_science.jit.cache import (
     DIRECTORY_VARIABLE,
     Compilation,
@@ -363,7 +363,7 @@ def _compile(
     if done.returncode != 0:
         full = next((line for line in done.stdout.splitlines() if _DISK_FULL.search(line)), None)
         if full is not None:
-            raise BuildError(
+            raise NoRoomError(
                 f"the disk is full, so {recipe.label} could not be compiled ({full.strip()}); free space in the "
                 f"compile cache {cache.directory} and in {tempfile.gettempdir()}, or set {DIRECTORY_VARIABLE} "
                 "and TMPDIR to directories on another disk",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cudadent42.base.errors import UnwritableError
 from cudadent42.base.observer import Quiet
 from cudadent42.fleet import perform
 from cudadent42.fleet.perform import Block, Racer, Unfit
@@ -97,3 +98,19 @@ def test_what_depends_on_no_case_is_verified_once_for_a_dtype(
         of_right = [each.case for each in verified.cases if each.implementation == right]
         assert len(of_right) == len(set(of_right)) == common + own[folder != "one"]
         assert {case.id for case in CASES} & set(of_right) == {CASES[folder != "one"].id}
+
+
+def test_where_the_compile_cache_takes_no_more_nobody_is_called_unfit(
+    tmp_path: Path, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path) -> None:
+        raise UnwritableError(f"cannot write to {folder}: No space left on device")
+
+    monkeypatch.setattr(perform, "require_room", full)
+    told: list[Block | Unfit] = []
+    with (
+        Racer(MachineReport((), "", {}), tmp_path / "log", Quiet()) as racer,
+        pytest.raises(UnwritableError, match="No space left"),
+    ):
+        racer.race(plan_of(names["default"], names["wrong"]), tmp_path / "run", told.append)
+    assert not any(isinstance(each, Unfit) for each in told)

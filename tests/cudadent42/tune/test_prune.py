@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from cudadent42.base.errors import MachineNotReadyError, UnwritableError
 from cudadent42.operations import definition, numerics
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.moe.case import MoeCase
 from cudadent42.tune.arms import materialise
 from cudadent42.tune.prune import CompiledArm, Target, compile_arm, compile_to_verify, representatives
 from cudadent42.tune.space import DEFAULT, Space, parse_space
+from flashmoe_science.errors import NoRoomError
+from flashmoe_science.jit import host
 
 SMALL = AttentionCase("small", "fp32", 1, 2, 2, 16, 16, 8)
 H100 = Target("cuda", "sm_90", "H100")
@@ -80,6 +83,35 @@ def test_what_does_not_compile_and_what_is_the_same_code_is_not_raced(tmp_path: 
     assert raced == (DEFAULT, "BLOCK=8")
     assert "seven rows" in out["BLOCK=7"]
     assert out["BLOCK=16"] == out["BLOCK=32"] == "the same machine code as default"
+
+
+@pytest.mark.fresh
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_of_the_compile_cache_is_no_fault_of_a_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on record as refused is never compiled again."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\nexec {host.find_compiler().command[0]} "$@" -o /dev/full\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("FLASHMOE_CACHE_DIR", str(tmp_path / "cache"))
+    space, _ = tuned(tmp_path, "[space]\nBLOCK = [8]", "", CPP, ".cpp")
+    with pytest.raises(MachineNotReadyError, match="the disk is full"):
+        compile_all(space, tmp_path / "t", Target("cpu"), SMALL)
+
+
+def test_a_full_disk_is_no_fault_of_the_librarys_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise NoRoomError("cannot write to the compile cache")
+
+    monkeypatch.setattr("flashmoe_science.jit.nvrtc.compile_kernel", full)
+    text = 'schema_version = 1\nname = "s"\nkernel = "cudadent42[portable]"\n[space]\nblock_n = [32]'
+    space = parse_space(text, tmp_path / "s.toml")
+    with pytest.raises(UnwritableError, match="compile cache"):
+        compile_all(space, tmp_path, H100, AttentionCase("c", "bf16", 1, 8, 8, 1024, 1024, 128))
 
 
 def test_a_case_that_the_kernel_does_not_take_is_refused_for_every_arm(tmp_path: Path) -> None:
