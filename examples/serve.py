@@ -61,9 +61,9 @@ class Cache:
         self.step: Step | None = None
 
 
-def paged_ours(module, query, key, value, attention_mask, cache: Cache, scaling=None, **kwargs):
+def paged_ours(module, query, key, value, attention_mask, paged: Cache, scaling=None, **kwargs):
     """transformers' contract for attention: (1, heads, tokens, head_dim) in, (1, tokens, heads, head_dim) out."""
-    step, (key_pages, value_pages) = cache.step, cache.pages[module.layer_idx]
+    step, (key_pages, value_pages) = paged.step, paged.pages[module.layer_idx]
     flashmoe_science.paged_append(
         key[0].transpose(0, 1), value[0].transpose(0, 1), key_pages, value_pages, step.slots
     )
@@ -81,9 +81,9 @@ def paged_ours(module, query, key, value, attention_mask, cache: Cache, scaling=
     return output[None], None
 
 
-def paged_pytorch(module, query, key, value, attention_mask, cache: Cache, scaling=None, **kwargs):
+def paged_pytorch(module, query, key, value, attention_mask, paged: Cache, scaling=None, **kwargs):
     """The same by PyTorch: each sequence's keys gathered from its pages, a call for each sequence."""
-    step, pages = cache.step, cache.pages[module.layer_idx]
+    step, pages = paged.step, paged.pages[module.layer_idx]
     for rows, new in zip(pages.flatten(1, 2), (key, value), strict=True):
         rows[step.slots] = new[0].transpose(0, 1)
     outputs, first = [], 0
@@ -155,7 +155,7 @@ def serve(
         cache.step, tokens, positions = make_step(batch, cache, device)
         last = (cache.step.cu_seqlens_q[1:] - 1).long()
         logits = model(
-            tokens, position_ids=positions, use_cache=False, cache=cache, logits_to_keep=last
+            tokens, position_ids=positions, use_cache=False, paged=cache, logits_to_keep=last
         ).logits[0]
         for (request, count), token in zip(batch, logits.argmax(-1).tolist(), strict=True):
             request.computed += count

@@ -39,11 +39,12 @@ def paged_attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """The contract of ``transformers.AttentionInterface`` within continuous batching.
 
-    The library's cache takes new keys and values, and gives those of all sequences, packed.
+    The library's cache takes new keys and values, and gives those of all sequences, packed. From transformers 5.24 on
+    that has happened before the call, which is then without a cache.
 
     Args:
         query: (1, heads, tokens, head_dim), rows of all sequences; behind the last one's there may be padding.
-        key, value: (1, kv_heads, tokens, head_dim), the new ones.
+        key, value: (1, kv_heads, tokens, head_dim), the new ones; those of all sequences where there is no cache.
         sliding_window: how many keys a query sees, its own included.
         cache: the library's ``PagedAttentionCache``.
 
@@ -53,14 +54,15 @@ def paged_attention_forward(
     Raises:
         InputError: a call without a paged cache.
     """
-    if cache is None or cu_seq_lens_q is None:
+    if cu_seq_lens_q is None or (cache is None and "cu_seq_lens_k" not in kwargs):
         raise InputError(
             f"{PAGED_IMPLEMENTATION} is called without a paged cache; expected generate_batch, or another "
             "attn_implementation: cudadent42"
         )
-    key, value = cache.update(
-        key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs
-    )  # which puts the lengths of this layer's kind into kwargs
+    if cache is not None:
+        key, value = cache.update(
+            key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs
+        )  # which puts the lengths of this layer's kind into kwargs
     output = attention_varlen(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),

@@ -7,10 +7,11 @@ its class's own code, in which that name is ours; its class, the file and all ot
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class _Namespace(dict[str, Any]):
 
 def rotates(layer: torch.nn.Module) -> bool:
     """Whether its class's own code names the function."""
-    code = getattr(type(layer).forward, "__code__", None)
+    code = getattr(inspect.unwrap(type(layer).forward), "__code__", None)
     return code is not None and _NAME in code.co_names
 
 
@@ -71,8 +72,8 @@ def take(layer: torch.nn.Module, config: Any, implementation: str) -> str | None
         return None  # since it was taken, and the hook calls it
     if is_hooked(layer, forward):
         return "a layer that somebody else's hook calls"
-    own = type(layer).forward
-    if type(own) is not FunctionType or own.__closure__ is not None:
+    own = _innermost(type(layer).forward)
+    if own is None:
         return "a layer of another form"
     rotate = own.__globals__.get(_NAME)
     if not callable(rotate) or not _forms(rotate):
@@ -97,9 +98,33 @@ def forward(self: Any, *inputs: Any, **options: Any) -> Any:
     return _with_the_kernel(own)(self, *inputs, **options)
 
 
+def _innermost(function: Any) -> FunctionType | None:
+    """What decorators were put around, as transformers 5.24 has them that rename arguments; None where one of them does
+    not hold what it wraps in its closure.
+    """
+    while (wrapped := getattr(function, "__wrapped__", None)) is not None:
+        if type(function) is not FunctionType or _cell_of_wrapped(function) is None:
+            return None
+        function = wrapped
+    return function if type(function) is FunctionType and function.__closure__ is None else None
+
+
+def _cell_of_wrapped(decorated: Any) -> int | None:
+    cells = decorated.__closure__ or ()
+    return next((i for i, cell in enumerate(cells) if cell.cell_contents is decorated.__wrapped__), None)
+
+
 @functools.cache
 def _with_the_kernel(own: FunctionType) -> Callable[..., Any]:
-    """The function, in whose code the name of the library's rotation is `_attempt`."""
+    """The function, in whose code the name of the library's rotation is `_attempt`, with the decorators that it has."""
+    wrapped = getattr(own, "__wrapped__", None)
+    if wrapped is not None:
+        cells, index = list(own.__closure__ or ()), _cell_of_wrapped(own)
+        assert index is not None  # `take` has asked
+        cells[index] = CellType(_with_the_kernel(wrapped))
+        outer = FunctionType(own.__code__, own.__globals__, own.__name__, own.__defaults__, tuple(cells))
+        outer.__kwdefaults__ = own.__kwdefaults__
+        return outer
     rotate = functools.partial(_attempt, own.__globals__[_NAME])
     namespace = _Namespace(own.__globals__, rotate)
     twin = FunctionType(own.__code__, namespace, own.__name__, own.__defaults__)

@@ -21,7 +21,15 @@ from cudadent42.model.integrity import Integrity
 from cudadent42.model.records import MachineReport, Plan, Results, Sample, Verdict
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.runs.checking import load_checked
-from cudadent42.runs.run_folder import MANIFEST, RESULTS, SAMPLES, RunWriter, load_run, results_digest
+from cudadent42.runs.run_folder import (
+    MANIFEST,
+    RESULTS,
+    SAMPLES,
+    RunStatus,
+    RunWriter,
+    load_run,
+    results_digest,
+)
 from cudadent42.stages import gates, report
 from cudadent42.stages.gates import loader
 
@@ -183,7 +191,8 @@ def test_a_claim_without_samples_is_none(run: Path) -> None:
 
 @pytest.mark.parametrize("samples", COMMITTED, ids=[path.parent.name for path in COMMITTED])
 def test_committed_runs_follow_from_their_samples(samples: Path) -> None:
-    assert load_checked(samples.parent).results is not None
+    run = load_checked(samples.parent)
+    assert run.results is not None or run.manifest.status is RunStatus.INTERRUPTED
 
 
 @pytest.mark.parametrize("what", OLD_EDITS)
