@@ -82,7 +82,7 @@ def attention_varlen(
         key_scale, value_scale: float32, of a cache of torch.float8_e4m3fn, with queries of 16 bits: () for all keys,
             (kv_heads,), or for each key and head: the shape of key without its last dimension. An element times its
             scale is the key. None: 1. CUDA's decode kernel widens FP8 in registers, exactly, and may read its code for
-            NaN as 480; without a scale for each key it multiplies in float16, where 65,504 is the largest. Prompts,
+            NaN as 480; it multiplies in float16, where 65,504 is the largest. Prompts,
             and the CPU, go by way of a wider copy of the keys that the batch has.
         chunk: keys of a chunk, up to 2**30: a query sees those of its own chunk alone, as in the local layers of
             Llama 4. Other chunks' keys are not read. 0: no chunks.
