@@ -50,7 +50,8 @@ def identify(device: str, name: str, *, part: str = "", ignore_preflight: bool =
     facts = machine.facts
     cuda = device != "cpu"
     label = device.replace(":", "-") + (f"-{part}" if part else "")
-    unit = str((cuda and facts.get("gpu_uuid")) or f"{platform.node()}/{label}")
+    gpu = context.gpu.gpus[context.gpu_index] if cuda and context.gpu_index < len(context.gpu.gpus) else None
+    unit = gpu.uuid if gpu is not None and gpu.uuid else f"{platform.node()}/{label}"
     ready = machine.ready or ignore_preflight
     worker = Worker(
         name=plain_name(name or f"{platform.node()}-{label}-{os.getpid()}"),
@@ -59,7 +60,7 @@ def identify(device: str, name: str, *, part: str = "", ignore_preflight: bool =
         kind=str(facts.get("gpu_name") or "unknown GPU") if cuda else host.cpu_name(),
         unit=unit,
         tree=tree_digest(),
-        driver=str(facts.get("driver") or "") if cuda else "",
+        driver=str(facts.get("driver_version") or "") if cuda else "",
         ready=ready,
         trouble="" if ready else "; ".join(troubles(machine)) or "preflight failed",
     )
