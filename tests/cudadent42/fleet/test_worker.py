@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,14 @@ import pytest
 
 from cudadent42.base.errors import UsageError
 from cudadent42.fleet import worker
-from cudadent42.fleet.worker import device_of_ones_own, identify
+from cudadent42.fleet.perform import worker_of_races
+from cudadent42.fleet.worker import device_of_ones_own, identify, pauses
 from cudadent42.model.records import MachineReport
 from cudadent42.preflight.definitions import Context
 from cudadent42.preflight.gpu import DEFINITIONS
 from cudadent42.preflight.gpu_probe import Gpu, GpuProbe, Monitor
+from cudadent42.worker.parent import Worker
+from flashmoe_science.tuned.lookup import SWITCH_VARIABLE
 
 
 @pytest.fixture
@@ -88,3 +92,21 @@ def test_a_worker_says_which_driver_it_has(on: Callable[[GpuProbe], None]) -> No
 def test_a_gpu_without_an_identity_is_its_host_s(on: Callable[[GpuProbe], None]) -> None:
     on(host_with(("", "")))
     assert identify("cuda:1", "").worker.unit.endswith("/cuda-1")
+
+
+def test_a_worker_looks_soon_for_a_task_and_seldom_where_there_is_none() -> None:
+    slept = list(itertools.islice(pauses(), 12))
+    assert slept[0] <= 0.02
+    assert all(0.25 <= each <= 0.5 for each in slept[6:])
+    assert next(pauses()) <= 0.02
+
+
+def test_what_races_is_begun_before_a_race_and_asks_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str | None] = []
+    monkeypatch.delenv(SWITCH_VARIABLE, raising=False)
+    monkeypatch.setattr(Worker, "start", lambda self: begun.append(os.environ.get(SWITCH_VARIABLE)))
+    worker_of_races(tmp_path / "log")
+    assert begun == ["off"]
+    assert SWITCH_VARIABLE not in os.environ
