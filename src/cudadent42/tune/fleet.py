@@ -142,7 +142,9 @@ class FleetCoordinator:
             self._observer.stage("race")
             self._due = set(self.state.cases)
             self._expect(desk, engine)
-            while self._due or desk.in_play or self._waits or self._propose(compiler, desk):
+            while (
+                self._due or desk.in_play or self._confirming or self._races or self._propose(compiler, desk)
+            ):
                 self._check(desk)
                 self._enqueue(desk)
                 self._hand_out(desk)
@@ -351,10 +353,6 @@ class FleetCoordinator:
             f"({result.low:.3f} to {result.high:.3f}); {result.reason}"
         )
 
-    @property
-    def _waits(self) -> bool:
-        return bool(self._confirming or self._races)
-
     def _requeue(self, desk: Desk) -> None:
         """What was offered and nobody has claimed is for later, as another attempt. What was not offered waits as it
         is."""
@@ -370,21 +368,22 @@ class FleetCoordinator:
             return
         free = workers + max(1, int(_BACKLOG * workers)) - desk.for_anybody if workers else 0
         tasks: list[tuple[Work, Task]] = []
-        while free > 0 and self._waits:
-            work = self._next()
+        racing = desk.for_anybody > 0
+        while free > 0 and (work := self._next(racing)) is not None:
             tasks.append((work, self._task(work)))
+            racing |= isinstance(work, Job)
             free -= 1
         self._record(*(event for work, task in tasks for event in started(work, task)))
         for work, task in tasks:
             self._work[task.key] = work
             desk.offer(task)
 
-    def _next(self) -> Work:
-        """A worker ends what it races with for a confirmation, and begins it again behind it. So confirmations come
-        last, but where a limit may end the tuning: what it paid for is confirmed then."""
-        if self._confirming and (self._limits.there_are or not self._races):
+    def _next(self, racing: bool) -> Work | None:
+        """A worker ends what it races with for a confirmation, and begins it again behind it. So confirmations wait
+        while anybody races, but where a limit may end the tuning: what it paid for is confirmed then."""
+        if self._confirming and (self._limits.there_are or not (racing or self._races)):
             return self._confirming.popleft()
-        return heapq.heappop(self._races)[-1]
+        return heapq.heappop(self._races)[-1] if self._races else None
 
     def _task(self, work: Work) -> Task:
         task = task_of(self.state.setup, work, self._verified, audits=self._audits)

@@ -27,7 +27,6 @@ from cudadent42.fleet.folder import FolderEngine
 from cudadent42.fleet.queue import Queue
 from cudadent42.fleet.task import Returned, Right, Task, Way, Worker
 from cudadent42.model.records import Plan
-from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.tune import journal as events
 from cudadent42.tune.coordinator import STOP, Limits
 from cudadent42.tune.fleet import FleetCoordinator
@@ -38,7 +37,6 @@ from cudadent42.tune.state import State, fold
 
 RULES = Rules(rungs=(6, 18), margin=0.02)
 GAINS = {"BLOCK=3": 0.10, "BLOCK=4": -0.2}
-MANY = tuple(AttentionCase(f"c{rows}", "fp32", 1, 1, 1, rows, rows, 32) for rows in range(16, 22))
 
 
 class Killed(BaseException):
@@ -547,11 +545,19 @@ def test_what_one_worker_has_verified_is_told_to_the_next(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("limits", [Limits(), Limits(budget_s=1e6), Limits(usd=1e6, usd_per_hour=1.0)])
 def test_confirmations_come_last_unless_a_limit_may_end_the_tuning(tmp_path: Path, limits: Limits) -> None:
-    """What races in a worker ends for a confirmation. A case without winner goes on when the others' races are over."""
-    about = setup(arms=14, rules=Rules(rungs=(6, 18, 54), margin=0.02), cases=MANY)
-    fleet = watched(about, 1)
+    """What races in a worker ends for a confirmation. Here one case is over long before the other, whose rungs are a
+    job each: between them no race waits."""
+
+    class Uneven(Compiling):
+        def compile(self, arm: str) -> CompiledArm:
+            return CompiledArm(arm, dict.fromkeys(self.cases[arm not in (DEFAULT, "BLOCK=3") :], arm))
+
+    about = setup(arms=6, rules=Rules(rungs=(6, 18, 54), margin=0.02))
+    fleet = watched(about, 1, {"BLOCK=3": 0.10, "BLOCK=4": 0.099})
+    fleet.compile = Uneven  # type: ignore[method-assign, assignment]
     state = tune(tmp_path / "t", about, fleet, limits)
-    assert len(state.winners) == len(MANY)
+    assert len(state.winners) == 2
+    assert sorted(case.rung for case in state.cases.values()) == [1, 3]
     ways = [task.way for task in fleet.offered]
     early = Way.RACE in ways[ways.index(Way.RUN) :]
     assert early is limits.there_are
