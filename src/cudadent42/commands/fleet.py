@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,14 +27,19 @@ fleet_app = App(
 )
 
 
-def engines(fleet: str, device: str, *, ignore_preflight: bool) -> Callable[[Path], Engine]:
-    """What starts the workers that ``--fleet`` names, given the folder of the work. Raises UsageError."""
+def engines(
+    fleet: str, device: str, *, ignore_preflight: bool, races: bool = False
+) -> Callable[[Path], Engine]:
+    """What starts the workers that ``--fleet`` names, given the folder of the work. Raises UsageError.
+
+    ``races``: whether what they are to do begins with races, for which they can get ready at once.
+    """
     kind, _, rest = fleet.partition(":")
     if kind == "local":
         from cudadent42.fleet.local import LocalEngine, slots
 
         where = slots(device, _count(fleet, rest) if rest else None)
-        return lambda root: LocalEngine(root, where, ignore_preflight=ignore_preflight)
+        return lambda root: LocalEngine(root, where, ignore_preflight=ignore_preflight, races=races)
     if kind == "slurm":
         from cudadent42.fleet.slurm import Partition, SlurmEngine
 
@@ -132,12 +138,18 @@ def work(
         int, typer.Option("--parent", metavar="PID", help="End with this process, which started the worker.")
     ] = 0,
     ignore_preflight: IgnoreOption = False,
+    races: Annotated[
+        bool,
+        typer.Option("--races", hidden=True, help="Get ready for races before the machine is looked at."),
+    ] = False,
 ) -> None:
     """Do the tasks of FOLDER on one device until there are none. Any machine that shares the folder may."""
     from cudadent42.base.progress import observer
     from cudadent42.commands.common import console_for
     from cudadent42.fleet.folder import FOLDER
+    from cudadent42.fleet.perform import worker_of_races
     from cudadent42.fleet.queue import Queue
+    from cudadent42.fleet.task import plain_name
     from cudadent42.fleet.worker import identify
     from cudadent42.fleet.worker import work as do_tasks
 
@@ -145,11 +157,14 @@ def work(
         os.sched_setaffinity(0, {int(core) for core in cores.split(",") if core.isdigit()})
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder; expected that of a tuning or a run with --fleet")
-    identity = identify(
-        device,
-        name,
-        part=f"cores{cores.replace(',', '-')}" if cores else "",
-        ignore_preflight=ignore_preflight,
-    )
-    with observer(console_for(stderr=True), True) as watcher:
-        do_tasks(real_path(folder), Queue(real_path(folder) / FOLDER), identity, watcher, parent=parent)
+    root = real_path(folder)
+    ahead = worker_of_races(root / f"{plain_name(name) or os.getpid()}.log") if races else None
+    with closing(ahead) if ahead is not None else nullcontext():
+        identity = identify(
+            device,
+            name,
+            part=f"cores{cores.replace(',', '-')}" if cores else "",
+            ignore_preflight=ignore_preflight,
+        )
+        with observer(console_for(stderr=True), True) as watcher:
+            do_tasks(root, Queue(root / FOLDER), identity, watcher, parent=parent, ahead=ahead)

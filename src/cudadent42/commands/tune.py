@@ -321,7 +321,7 @@ def _go_on(
     limits = Limits(None if spent.budget is None else seconds(spent.budget), spent.max_cost, rate)
     if spent.fleet is None:
         return go_on(opened, limits, watcher)
-    started = engines(spent.fleet, opened.setup.plan.device, ignore_preflight=ignore_preflight)
+    started = engines(spent.fleet, opened.setup.plan.device, ignore_preflight=ignore_preflight, races=True)
     return go_on_with(opened, started, limits, watcher, suite=suite)
 
 

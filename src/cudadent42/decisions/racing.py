@@ -37,6 +37,8 @@ Row = Mapping[str, float]
 
 TRIMMED = 0.2
 _TRIM_FROM = 10
+_CONFIRMING_TAIL = 0.025
+"""Of a confirmation's interval, which is one of 95 %."""
 _LEAST = 3
 """Blocks without which there is no interval."""
 
@@ -195,6 +197,12 @@ def is_decided(rows: Mapping[str, Row], default: str, arms: int, rules: Rules, b
     near = math.log(upper(rules.near * rules.margin))
     others = (row for arm, row in rows.items() if arm not in (leader, default))
     return all(difference(row, rows[leader], tail, between).high < near for row in others)
+
+
+def gains_too_little(row: Row, rules: Rules, between: float = 0.0) -> bool:
+    """Whether a winner is not better than the default by the margin, of which its own race makes as sure as its
+    confirmation would: then that would say nothing new. ``between``: as of `difference`."""
+    return gain(row, _CONFIRMING_TAIL, between).high <= math.log(upper(rules.margin))
 
 
 def unseparated(

@@ -61,10 +61,14 @@ def slots(device: str, count: int | None) -> tuple[Slot, ...]:
 class LocalEngine(FolderEngine):
     """An `Engine`."""
 
-    def __init__(self, root: Path, devices: Sequence[Slot], *, ignore_preflight: bool = False) -> None:
+    def __init__(
+        self, root: Path, devices: Sequence[Slot], *, ignore_preflight: bool = False, races: bool = False
+    ) -> None:
+        """``races``: whether workers are to get ready for races while they look at the machine."""
         super().__init__(root)
         self._root = root
         self._ignore_preflight = ignore_preflight
+        self._races = races
         self._starts = dict.fromkeys(devices, 0)
         self._names: dict[Slot, str] = {}
         self._processes = {slot: self._start(slot) for slot in devices}
@@ -111,6 +115,7 @@ class LocalEngine(FolderEngine):
         self._names[slot] = plain_name(f"{label}-{os.getpid()}-{self._starts[slot]}")
         command += ["--device", slot.device, "--parent", str(os.getpid()), "--name", self._names[slot]]
         command += ["--ignore-preflight"] if self._ignore_preflight else []
+        command += ["--races"] if self._races else []
         environment = dict(os.environ)
         if slot.cores:
             command += ["--cores", ",".join(map(str, slot.cores))]

@@ -15,7 +15,7 @@ from cudadent42.base.errors import LabError, UnwritableError
 from cudadent42.base.files import require_room
 from cudadent42.base.observer import Observer
 from cudadent42.fleet.task import Block as Block
-from cudadent42.fleet.task import Returned, Task, Way
+from cudadent42.fleet.task import Returned, Right, Task, Way
 from cudadent42.flows import pipeline
 from cudadent42.flows.pipeline import Prepared
 from cudadent42.model.cases import Case
@@ -31,6 +31,8 @@ from flashmoe_science.jit.cache import cache_directory
 from flashmoe_science.tuned.lookup import SWITCH_VARIABLE
 
 COMMAND = ("cudadent42", "fleet")
+
+NOBODY = Right()
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,10 @@ OnResult = Callable[[Block | Unfit], None]
 class Racer:
     """Races on one device. A context manager: the worker and what was verified live from one race to the next."""
 
-    def __init__(self, machine: MachineReport, log: Path, observer: Observer) -> None:
+    def __init__(
+        self, machine: MachineReport, log: Path, observer: Observer, worker: Worker | None = None
+    ) -> None:
+        """``worker``: one that was started already, by `worker_of_races`; else it is started for the first race."""
         self._machine = machine
         self._log = log
         self._observer = observer
@@ -56,7 +61,7 @@ class Racer:
         """By ``Case.id`` and implementation."""
         self._on_dtype: dict[tuple[str, str], VerifyReport] = {}
         """By dtype and implementation, on inputs that depend on no case."""
-        self._worker: Worker | None = None
+        self._worker = worker
         self._revision = revision()
 
     def __enter__(self) -> Racer:
@@ -72,13 +77,23 @@ class Racer:
         if self._worker is not None:
             self._worker.close()
 
-    def race(self, plan: Plan, folder: Path, on_result: OnResult, command: tuple[str, ...] = COMMAND) -> None:
-        """Measure a plan of one case into a run folder, without the checks of a quoted result. Raises LabError."""
+    def race(
+        self,
+        plan: Plan,
+        folder: Path,
+        on_result: OnResult,
+        command: tuple[str, ...] = COMMAND,
+        right: Right = NOBODY,
+    ) -> tuple[str, ...]:
+        """Measure a plan of one case into a run folder, without the checks of a quoted result. Raises LabError.
+
+        ``right``: who need not be verified. Returns whom the next to race the case need not verify.
+        """
         (case,) = plan.cases
         with RunWriter(folder, plan, self._machine, self._revision, command, save_samples=True) as run:
             if self._worker is None:
                 self._worker = Worker(self._log)
-            verified = self._verify(plan, case, self._worker)
+            verified = self._verify(plan, case, self._worker, right)
             run.write_verify(verified)
             out: set[str] = set()
 
@@ -98,13 +113,22 @@ class Racer:
                         on_result(Unfit(name or plan.baseline, event.reason))
 
             run_stage("bench", plan, on_event=on_event, verified=verified, worker=self._worker)
+        return tuple(name for name in plan.implementations if self._is_right(case, name, right))
 
-    def _verify(self, plan: Plan, case: Case, worker: Worker) -> VerifyReport:
+    def _is_right(self, case: Case, name: str, right: Right) -> bool:
+        if name in right.on_case:
+            return True
+        own = self._on_case.get((case.id, name))
+        return own is not None and not own.skipped and own.passed
+
+    def _verify(self, plan: Plan, case: Case, worker: Worker, right: Right) -> VerifyReport:
         """Of every implementation of the plan: on the case once in the life of this process, and on inputs that depend
-        on no case once for a dtype. Who is wrong there is timed on no case of it, and is asked nothing more."""
+        on no case once for a dtype. Who is wrong there is timed on no case of it, and is asked nothing more. Nothing is
+        asked again of whom others of the fleet have verified."""
         names = plan.implementations
-        new = [name for name in names if (case.id, name) not in self._on_case]
-        fresh = [name for name in new if (case.dtype, name) not in self._on_dtype]
+        new = [name for name in names if (case.id, name) not in self._on_case and name not in right.on_case]
+        seen = {name for name in names if (case.dtype, name) in self._on_dtype} | {*right.anywhere}
+        fresh = [name for name in new if name not in seen]
         if fresh:
             self._observer.detail(
                 f"{case.dtype}: verifying {len(fresh)} configurations on adversarial inputs"
@@ -112,13 +136,14 @@ class Racer:
             common = _verified(plan, fresh, Scope.COMMON, worker)
             for name in fresh:
                 self._on_dtype[case.dtype, name] = _of(common, name)
-        right = [name for name in new if not _is_out(self._on_dtype[case.dtype, name], name)]
-        if right:
-            self._observer.detail(f"{case.id}: verifying {len(right)} configurations")
-            own = _verified(plan, right, Scope.CASES, worker)
-            self._on_case |= {(case.id, name): _of(own, name) for name in right}
-        parts = [self._on_case.get((case.id, name), VerifyReport(())) for name in names]
-        parts += [self._on_dtype[case.dtype, name] for name in names]
+        nothing = VerifyReport(())
+        asked = [name for name in new if not _is_out(self._on_dtype.get((case.dtype, name), nothing), name)]
+        if asked:
+            self._observer.detail(f"{case.id}: verifying {len(asked)} configurations")
+            own = _verified(plan, asked, Scope.CASES, worker)
+            self._on_case |= {(case.id, name): _of(own, name) for name in asked}
+        parts = [self._on_case.get((case.id, name), nothing) for name in names]
+        parts += [self._on_dtype.get((case.dtype, name), nothing) for name in names]
         for name in fresh:
             common = self._on_dtype[case.dtype, name]
             if name in common.skipped and not common.cases:  # it could not be loaded, which is tried again
@@ -126,6 +151,15 @@ class Racer:
         cases: tuple[VerifiedCase, ...] = sum((each.cases for each in parts), ())
         skipped = {key: why for each in parts for key, why in each.skipped.items()}
         return VerifyReport(cases, skipped, baseline=plan.baseline)
+
+
+def worker_of_races(log: Path) -> Worker:
+    """Begins to load what takes seconds, while nobody has a race for it yet. What races is a tuning's: tables are not
+    asked, so that its default is the usual choice."""
+    worker = Worker(log)
+    with untuned():
+        worker.start()
+    return worker
 
 
 def _verified(plan: Plan, names: Sequence[str], scope: Scope, worker: Worker) -> VerifyReport:
@@ -178,12 +212,13 @@ class Performer:
 
         plan = replace(task.plan, device=self._device)
         error, unwritable = "", False
+        right: tuple[str, ...] = ()
         try:
             for parcel in task.parcels:
                 parcels.check(parcel)
             with nullcontext() if task.tables else untuned():
                 if task.way is Way.RACE:
-                    self._racer.race(plan, self._root / task.run, on_result)
+                    right = self._racer.race(plan, self._root / task.run, on_result, right=task.right)
                 else:
                     self._racer.rest()
                     self._run(task, plan)
@@ -197,6 +232,7 @@ class Performer:
             unfit=unfit,
             error=error,
             unwritable=unwritable,
+            right=right,
             parcels=task.parcels,
         )
 

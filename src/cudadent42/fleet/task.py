@@ -41,6 +41,18 @@ class Checks:
 
 
 @dataclass(frozen=True)
+class Right:
+    """Implementations that the fleet has verified before, on a device of the same kind, and found right. Who races them
+    does not ask that again; the outputs of what it times are judged all the same, and a confirmation verifies
+    everything."""
+
+    anywhere: tuple[str, ...] = ()
+    """On the inputs of the plan's dtype that depend on no case."""
+    on_case: tuple[str, ...] = ()
+    """On these and on the plan's case."""
+
+
+@dataclass(frozen=True)
 class Task:
     """One attempt at something. Who takes it puts its own device into the plan."""
 
@@ -60,6 +72,8 @@ class Task:
     limit_s: float = LIMIT_S
     parcels: tuple[Parcel, ...] = ()
     """Files of the plan's implementations that were sent to whoever does not see the coordinator's disk."""
+    right: Right = Right()
+    """Of a race."""
     schema_version: int = SCHEMA_VERSION
 
     @cached_property
@@ -126,6 +140,8 @@ class Returned:
     """Its worker is gone, which need not be the task's fault."""
     unwritable: bool = False
     """Its machine's disk took no more, which is no implementation's fault."""
+    right: tuple[str, ...] = ()
+    """Of a race, the implementations that are right on its case and on the inputs that depend on none."""
     begun: bool = True
     """False of a task for a worker that went before it took it."""
     parcels: tuple[Parcel, ...] = ()

@@ -26,9 +26,10 @@ from cudadent42.fleet.task import PATIENCE_S, Returned, Task, Worker, plain_name
 from cudadent42.model.records import MachineReport
 from cudadent42.preflight.runner import chosen_device, gather, inspect
 from cudadent42.preflight.text import troubles
+from cudadent42.worker.parent import Worker as Process
 from flashmoe_science.jit import host
 
-_IDLE_S = (0.05, 0.5)
+_IDLE_S = (0.02, 0.5)
 
 HUNG_EXIT = 75
 """Of a worker whose task took longer than its limit, or whose folder is gone."""
@@ -50,7 +51,8 @@ def identify(device: str, name: str, *, part: str = "", ignore_preflight: bool =
     facts = machine.facts
     cuda = device != "cpu"
     label = device.replace(":", "-") + (f"-{part}" if part else "")
-    unit = str((cuda and facts.get("gpu_uuid")) or f"{platform.node()}/{label}")
+    gpu = context.gpu.gpus[context.gpu_index] if cuda and context.gpu_index < len(context.gpu.gpus) else None
+    unit = gpu.uuid if gpu is not None and gpu.uuid else f"{platform.node()}/{label}"
     ready = machine.ready or ignore_preflight
     worker = Worker(
         name=plain_name(name or f"{platform.node()}-{label}-{os.getpid()}"),
@@ -59,7 +61,7 @@ def identify(device: str, name: str, *, part: str = "", ignore_preflight: bool =
         kind=str(facts.get("gpu_name") or "unknown GPU") if cuda else host.cpu_name(),
         unit=unit,
         tree=tree_digest(),
-        driver=str(facts.get("driver") or "") if cuda else "",
+        driver=str(facts.get("driver_version") or "") if cuda else "",
         ready=ready,
         trouble="" if ready else "; ".join(troubles(machine)) or "preflight failed",
     )
@@ -117,30 +119,47 @@ def work(
     *,
     parent: int = 0,
     perform: Callable[[Task], Returned] | None = None,
+    ahead: Process | None = None,
 ) -> int:
-    """Do tasks until this worker is to end; how many. ``parent``: the process without which nobody would want them."""
+    """Do tasks until this worker is to end; how many.
+
+    Args:
+        parent: the process without which nobody would want them.
+        ahead: what is to race, where it was started before the machine was looked at.
+    """
     worker = identity.worker
     done = 0
     with contextlib.ExitStack() as stack:
         stack.enter_context(device_of_ones_own(worker.unit))
         if perform is None:
             log = root / f"{worker.name}.log"
-            racer = stack.enter_context(Racer(identity.machine, log, observer))
+            racer = stack.enter_context(Racer(identity.machine, log, observer, ahead))
             perform = Performer(worker.name, worker.device, racer, identity.machine, root, observer).perform
         queue.enter(replace(worker, up_s=process_age_s()))
         stack.callback(queue.leave, worker.name)
         pulse = stack.enter_context(_Pulse(queue, worker))
         deserted = _Deserted(queue, parent)
+        idle = pauses()
         while not queue.is_over(worker.name) and not deserted():
             task = queue.claim(worker.name) if queue.is_admitted(worker.name) else None
             if task is None:
-                time.sleep(random.uniform(*_IDLE_S))
+                time.sleep(next(idle))
                 continue
+            idle = pauses()
             with pulse.limited(task.limit_s):
                 returned = perform(task)
             queue.give_back(returned)
             done += 1
     return done
+
+
+def pauses() -> Iterator[float]:
+    """Between looks for a task, in seconds: brief behind a task, since the next is on its way mostly, and longer from
+    one to the next, as many workers may look into a folder of a network."""
+    longest_s = _IDLE_S[0]
+    while True:
+        yield random.uniform(0.5, 1.0) * longest_s
+        longest_s = min(2 * longest_s, _IDLE_S[1])
 
 
 class _Deserted:

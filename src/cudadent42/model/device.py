@@ -13,13 +13,18 @@ def use_device(device: str) -> None:
     name."""
     if not device.startswith("cuda"):
         return
+    require_cuda(device)
+    torch.cuda.set_device(device)
+    _settle(device)
+
+
+def require_cuda(device: str) -> None:
+    """Raises ``UsageError`` where there is no ``cuda:N``."""
     if not torch.cuda.is_available():
         raise UsageError(f"no CUDA device for {device}: this torch sees none; use --device cpu")
     count = torch.cuda.device_count()
     if (torch.device(device).index or 0) >= count:
         raise UsageError(f"no {device}: this machine has {count} CUDA device(s), cuda:0 to cuda:{count - 1}")
-    torch.cuda.set_device(device)
-    _settle(device)
 
 
 def _settle(device: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from cudadent42.base.errors import UsageError
@@ -132,7 +133,8 @@ def configurations(folder: str, **records: str) -> dict[str, type]:
     }
 
 
-def settable(configuration: type) -> dict[str, type]:
+@cache
+def settable(configuration: type) -> Mapping[str, type]:
     """Type by name of the fields that can be set, those of its parts behind the part's name and a dot."""
     hints = get_type_hints(configuration)
     types: dict[str, type] = {}
@@ -143,7 +145,7 @@ def settable(configuration: type) -> dict[str, type]:
             types |= {f"{field.name}.{inner}": each for inner, each in settable(kind).items()}
         elif field.name != _NOT_SET:
             types[field.name] = kind
-    return types
+    return MappingProxyType(types)
 
 
 def _value(name: str, field: str, text: str, kind: type) -> object:

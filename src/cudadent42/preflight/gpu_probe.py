@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ class Gpu:
     """``9.0``."""
     memory_bytes: int
     multiprocessors: int
+    uuid: str = ""
+    """The same in every process, whatever ``CUDA_VISIBLE_DEVICES`` leaves it; empty where the driver does not say."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +227,14 @@ def _describe(library: ctypes.CDLL, index: int) -> Gpu:
         compute_capability=f"{attribute(75)}.{attribute(76)}",  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
         memory_bytes=memory.value,
         multiprocessors=attribute(16),  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        uuid=_uuid(library, device),
     )
+
+
+def _uuid(library: ctypes.CDLL, device: ctypes.c_int) -> str:
+    ask = getattr(library, "cuDeviceGetUuid_v2", None)  # of a part of a GPU, the part's
+    number = (ctypes.c_ubyte * 16)()
+    return f"GPU-{uuid.UUID(bytes=bytes(number))}" if ask is not None and ask(number, device) == 0 else ""
 
 
 def _monitors(count: int) -> tuple[Monitor, ...] | None:

@@ -40,6 +40,10 @@ class Limits:
     usd: float | None = None
     usd_per_hour: float = 0.0
 
+    @property
+    def there_are(self) -> bool:
+        return self.budget_s is not None or self.usd is not None
+
 
 class LimitReachedError(Exception):
     """The tuning has to pause. The message says why."""

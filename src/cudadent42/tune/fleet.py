@@ -47,6 +47,7 @@ from cudadent42.tune.rungs import Confirm, Decide, Race, Settle, steps_of
 from cudadent42.tune.sent import newly_sent
 from cudadent42.tune.state import MOST_ATTEMPTS, CaseState, Job, Standing, State
 from cudadent42.tune.tasks import run_of, started, task_of
+from cudadent42.tune.verified import Verified
 
 MOST_LOSSES = 6
 """Attempts of a job whose workers went away; then its arms are out: they may be what takes workers along."""
@@ -57,7 +58,6 @@ CONFIRMING_MACHINES = 8
 FAILURES_OF_A_DEVICE = 3
 """Different jobs that failed on it; then it gets no other."""
 
-_SEEDS = 2**32
 _MOST_CONFIRMATIONS = 1_000_000
 """Of a process."""
 _WAIT_S = 1.0
@@ -110,8 +110,7 @@ class FleetCoordinator:
         self._judge = judge or judged_folder
         self._proposer = proposer
         self._longest_s = 0.0
-        self._confirming: deque[Confirming] = deque()
-        """That wait to be handed out: before any race, since cases end with them."""
+        self._confirming: deque[Confirming] = deque()  # that wait to be handed out
         self._races: list[tuple[int, int, Job]] = []
         """That wait likewise, a heap by rung and age."""
         self._queued = 0
@@ -119,6 +118,7 @@ class FleetCoordinator:
         self._pending: Counter[str] = Counter()
         self._asked: Counter[str] = Counter()
         self._due: set[str] = set()
+        self._verified = Verified()
         self._failed: dict[str, set[str]] = {}
         self._joining: list[Worker] = []
         """That were taken on in this turn, and are not on record yet."""
@@ -142,7 +142,9 @@ class FleetCoordinator:
             self._observer.stage("race")
             self._due = set(self.state.cases)
             self._expect(desk, engine)
-            while self._due or desk.in_play or self._waits or self._propose(compiler, desk):
+            while (
+                self._due or desk.in_play or self._confirming or self._races or self._propose(compiler, desk)
+            ):
                 self._check(desk)
                 self._enqueue(desk)
                 self._hand_out(desk)
@@ -351,10 +353,6 @@ class FleetCoordinator:
             f"({result.low:.3f} to {result.high:.3f}); {result.reason}"
         )
 
-    @property
-    def _waits(self) -> bool:
-        return bool(self._confirming or self._races)
-
     def _requeue(self, desk: Desk) -> None:
         """What was offered and nobody has claimed is for later, as another attempt. What was not offered waits as it
         is."""
@@ -370,17 +368,25 @@ class FleetCoordinator:
             return
         free = workers + max(1, int(_BACKLOG * workers)) - desk.for_anybody if workers else 0
         tasks: list[tuple[Work, Task]] = []
-        while free > 0 and self._waits:
-            work: Work = self._confirming.popleft() if self._confirming else heapq.heappop(self._races)[-1]
+        racing = desk.for_anybody > 0
+        while free > 0 and (work := self._next(racing)) is not None:
             tasks.append((work, self._task(work)))
+            racing |= isinstance(work, Job)
             free -= 1
         self._record(*(event for work, task in tasks for event in started(work, task)))
         for work, task in tasks:
             self._work[task.key] = work
             desk.offer(task)
 
+    def _next(self, racing: bool) -> Work | None:
+        """A worker ends what it races with for a confirmation, and begins it again behind it. So confirmations wait
+        while anybody races, but where a limit may end the tuning: what it paid for is confirmed then."""
+        if self._confirming and (self._limits.there_are or not (racing or self._races)):
+            return self._confirming.popleft()
+        return heapq.heappop(self._races)[-1] if self._races else None
+
     def _task(self, work: Work) -> Task:
-        task = task_of(self.state.setup, work, audits=self._audits)
+        task = task_of(self.state.setup, work, self._verified, audits=self._audits)
         return replace(task, suite=self._suite, parcels=self._parcels(task.plan))
 
     # ---------------------------------------------------------------- back
@@ -409,6 +415,8 @@ class FleetCoordinator:
                     self._due.add(work.case)
                     continue
                 self._longest_s = max(self._longest_s, change.seconds)
+                if isinstance(work, Job):
+                    self._verified.add(self.state.setup.case_of[work.case], change.right)
                 returned.append((work, change))
                 happened.append(self._result(work, change))
         # Members leave behind their results, which are theirs.

@@ -212,8 +212,10 @@ def _kernel(space: Space, plan: Plan) -> tuple[str, str]:
 def _target(device: str) -> Target:
     if device == "cpu":
         return Target("cpu")
+    from cudadent42.model.device import require_cuda
     from flashmoe_science.cuda.device import device_of
 
+    require_cuda(device)
     return Target("cuda", device_of(int(device.partition(":")[2] or 0)).architecture)
 
 

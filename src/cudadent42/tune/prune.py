@@ -113,28 +113,37 @@ def _file(implementation: str, cases: Sequence[Case], target: Target) -> Compile
 
 
 def _library(implementation: str, cases: Sequence[Case], target: Target) -> Compiled:
-    from flashmoe_science.jit.nvrtc import compile_kernel
+    from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
 
     if target.device == "cpu":
         raise UsageError("the library's CPU kernels have nothing to tune; name a GPU, or a kernel in a file")
     device = _device(target)
+    compiled: dict[tuple[str | int, ...], tuple[KernelBuild, bytes]] = {}
+
+    def build_of(kernel: CudaKernel) -> tuple[KernelBuild, bytes]:
+        """Most cases of an arm take the same few kernels."""
+        launch = kernel.threads_per_block, kernel.dynamic_shared_bytes, kernel.cluster_blocks
+        key = (kernel.source, kernel.label, *launch)
+        if key not in compiled:
+            build = compile_kernel(kernel, allow_defects=True)
+            compiled[key] = build, build.artifact.read_bytes()
+        return compiled[key]
 
     def code(case: Case) -> _Code | str:
         try:
             configured = definition(case.operation).configured(implementation, case, device)
-            # Of one case and the next the cache has the same kernel.
-            builds = [compile_kernel(kernel, allow_defects=True) for kernel in configured.kernels]
+            built = [build_of(kernel) for kernel in configured.kernels]
         except NoRoomError as error:
             raise UnwritableError(str(error)) from error
         except (UnsupportedCaseError, BuildError) as error:
             return _short(str(error))
         choice = configured.choice
         own = "" if choice.kernel.value in LAUNCH_DECIDES else repr(choice.configuration)
-        parts = [(build.artifact.read_bytes(), _launch(build)) for build in builds]
+        parts = [(text, _launch(build)) for build, text in built]
         digest = _digest(
             b"".join(text for text, _ in parts), repr((choice.kernel.value, own, [b for _, b in parts]))
         )
-        return _Code(digest, tuple(build.resources for build in builds if build.resources))
+        return _Code(digest, tuple(build.resources for build, _ in built if build.resources))
 
     return code
 

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cudadent42.decisions.confirmation import blocks_to_confirm
+from cudadent42.decisions.machines import POOLED_FROM
 from cudadent42.decisions.racing import (
     BETWEEN_MACHINES,
     Leaving,
     Row,
+    gains_too_little,
     is_decided,
     leader_of,
     leaving,
@@ -123,9 +125,13 @@ def _step(state: State, case: CaseState) -> Step:
     between = _between(case)
     if case.rung == len(rules.rungs) or _is_decided(state, case):
         leader = leader_of(rows, DEFAULT)
+        reason = _why(state, case)
+        if leader != DEFAULT and gains_too_little(rows[leader], rules, _between_confirming(case)):
+            reason = f"{leader} leads, and is not better than the default by the margin"
+            leader = DEFAULT
         near = tuple(unseparated(rows, leader, DEFAULT, arms, rules, between))
         blocks = 0 if leader == DEFAULT else _confirming_blocks(state, case, leader)
-        return Settle(case.case, leader, near, _why(state, case), blocks)
+        return Settle(case.case, leader, near, reason, blocks)
     gone = leaving(rows, DEFAULT, arms, rules, between)
     left = {each.arm for each in gone}
     staying = {arm: row for arm, row in rows.items() if arm not in left}
@@ -158,6 +164,11 @@ def _why(state: State, case: CaseState) -> str:
 def _between(case: CaseState) -> float:
     """Of machines, where a fleet races."""
     return BETWEEN_MACHINES if case.default_ms else 0.0
+
+
+def _between_confirming(case: CaseState) -> float:
+    """Of few machines each has to find the winner better, those too that raced it."""
+    return _between(case) if len(case.default_ms) >= POOLED_FROM else 0.0
 
 
 def rows_of(case: CaseState) -> Mapping[str, Row]:

@@ -9,6 +9,7 @@ from cudadent42.tune.journal import JobStarted, Setup
 from cudadent42.tune.machine import confirming_plan, race_plan
 from cudadent42.tune.returned import Work
 from cudadent42.tune.state import Job
+from cudadent42.tune.verified import Verified
 
 _SEEDS = 2**32
 
@@ -20,12 +21,13 @@ def run_of(work: Work) -> str:
     return f"confirmed/{folder_name(_name(work))}-{work.number}"
 
 
-def task_of(setup: Setup, work: Work, *, audits: bool) -> Task:
+def task_of(setup: Setup, work: Work, verified: Verified, *, audits: bool) -> Task:
     """The tables are not asked: the default of a tuning is the usual choice."""
     name, run = _name(work), run_of(work)
     if isinstance(work, Job):
         seed = derived_seed(setup.plan.seed, name, work.attempt) % _SEEDS
-        return Task(name, work.attempt, Way.RACE, race_plan(setup, work, seed), run, tables=False)
+        plan = race_plan(setup, work, seed)
+        return Task(name, work.attempt, Way.RACE, plan, run, tables=False, right=verified.of(plan))
     seed = derived_seed(setup.plan.seed, name, work.number) % _SEEDS
     plan = confirming_plan(setup, work.case, work.arm, work.blocks, seed)
     return Task(

@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -99,6 +100,8 @@ class _Channel:
 
 def serve(channel: _Channel, kin: Kin) -> None:
     """Answers requests until the parent closes standard input."""
+    with suppress(ImportError, OSError):  # the first request says so
+        importlib.import_module("torch")  # while there is no request yet
     watch: Watch | None = None
     measured_s: float | None = None
     while True:

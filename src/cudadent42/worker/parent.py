@@ -140,6 +140,11 @@ class Worker:
     ) -> None:
         self.close()
 
+    def start(self) -> None:
+        """Begin the process before there is anything for it to do: it loads what takes seconds."""
+        if self._process is None:
+            self._start()
+
     def close(self) -> None:
         """Ends the process, whatever it is doing."""
         process, self._process = self._process, None
@@ -178,8 +183,7 @@ class Worker:
         worker's own ``LabError``. Whatever is raised, Ctrl-C included, the process is ended."""
         finished = False
         try:
-            if self._process is None:
-                self._start()
+            self.start()
             if self._note is not None:
                 self._note.truncate(0)
             self._case_limits_s = case_limits(request.plan)

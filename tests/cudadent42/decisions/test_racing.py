@@ -19,6 +19,7 @@ from cudadent42.decisions.racing import (
     difference,
     exhaustive,
     gain,
+    gains_too_little,
     is_decided,
     leader_of,
     leaving,
@@ -207,6 +208,16 @@ def test_a_race_is_over_when_nobody_left_can_be_better_by_what_matters() -> None
     # Nothing near is settled with this rule: one has to be left alone.
     assert not is_decided(steady(0.060, 0.060), DEFAULT, 3, Rules(margin=0.02, near=0.0))
     assert not is_decided(steady(-0.01, -0.02), DEFAULT, 3, rules)
+
+
+def test_a_winner_whose_own_race_says_that_it_gains_too_little() -> None:
+    rules = Rules(margin=0.02)
+    assert gains_too_little(steady(0.010)["a0"], rules)
+    assert not gains_too_little(steady(0.030)["a0"], rules)
+    # It may be better by the margin, for all that is known: of a wide interval, of few blocks, or on other machines.
+    assert not gains_too_little(steady(0.019, spread=0.01)["a0"], rules)
+    assert not gains_too_little(steady(0.010, blocks=2)["a0"], rules)
+    assert not gains_too_little(steady(0.018)["a0"], rules, between=0.005)
 
 
 def test_a_spike_in_one_of_four_blocks_sends_nobody_away() -> None:

@@ -13,6 +13,7 @@ from cudadent42.base.errors import UnwritableError
 from cudadent42.base.observer import Quiet
 from cudadent42.fleet import perform
 from cudadent42.fleet.perform import Block, Racer, Unfit
+from cudadent42.fleet.task import Right
 from cudadent42.model.records import MachineReport, Plan, Scope, TimerKind, VerifyReport
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.attention.inputs import hard_cases, hard_inputs
@@ -98,6 +99,31 @@ def test_what_depends_on_no_case_is_verified_once_for_a_dtype(
         of_right = [each.case for each in verified.cases if each.implementation == right]
         assert len(of_right) == len(set(of_right)) == common + own[folder != "one"]
         assert {case.id for case in CASES} & set(of_right) == {CASES[folder != "one"].id}
+
+
+def test_whom_the_fleet_has_verified_nobody_asks_again(
+    names: dict[str, str], asked: Asked, tmp_path: Path
+) -> None:
+    default, right, wrong = names.values()
+    plan = plan_of(default, right, wrong)
+    told: list[Block | Unfit] = []
+    with Racer(MachineReport((), "", {}), tmp_path / "log", Quiet()) as racer:
+        seen = racer.race(plan, tmp_path / "one", told.append)
+    assert seen == (default, right)
+    asked.clear()
+    plan = plan_of(*seen)
+    own = 1 + len(hard_cases(CASES[:1], "cpu"))
+    for folder, given, expected in (
+        ("elsewhere", Right(anywhere=seen), [(Scope.CASES, seen, 2 * own)]),
+        ("again", Right(anywhere=seen, on_case=(default,)), [(Scope.CASES, (right,), own)]),
+        ("here", Right(anywhere=seen, on_case=seen), []),
+    ):
+        told.clear()
+        with Racer(MachineReport((), "", {}), tmp_path / "log", Quiet()) as racer:
+            assert racer.race(plan, tmp_path / folder, told.append, right=given) == seen
+        assert asked == expected
+        assert [set(each.latencies_ms) for each in told if isinstance(each, Block)] == [set(seen)] * 2
+        asked.clear()
 
 
 def test_where_the_compile_cache_takes_no_more_nobody_is_called_unfit(

@@ -382,12 +382,13 @@ def test_the_probe_reads_what_a_driver_says(tmp_path: Path, monkeypatch: pytest.
         int cuDeviceGetName(char *s, int n, int d) { strncpy(s, "Toy GPU", n); return 0; }
         int cuDeviceTotalMem_v2(unsigned long *b, int d) { *b = 8589934592UL; return 0; }
         int cuDeviceGetAttribute(int *v, int a, int d) { *v = a == 75 ? 8 : a == 76 ? 9 : 58; return 0; }
+        int cuDeviceGetUuid_v2(char *u, int d) { for (int i = 0; i < 16; ++i) u[i] = i; return 0; }
         """,
     )
     monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
     monkeypatch.setattr(gpu_probe, "count_hardware", lambda: 1)
     result = gpu_probe.Pending().result()
-    assert result.gpus == (Gpu("Toy GPU", "8.9", 8 << 30, 58),)
+    assert result.gpus == (Gpu("Toy GPU", "8.9", 8 << 30, 58, "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"),)
     assert result.driver_cuda == "12.8"
     assert gpu._gpu(context(result)).facts["gpu_name"] == "Toy GPU"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulated import setup
-from virtual_fleet import Compiling, Nature, VirtualFleet
+from virtual_fleet import Compiling, Nature, VirtualFleet, _Machine
 
 from cudadent42.base.errors import UnwritableError, UsageError
 from cudadent42.base.files import write_json
@@ -25,7 +25,7 @@ from cudadent42.fleet.desk import Desk
 from cudadent42.fleet.engine import Joined, Message
 from cudadent42.fleet.folder import FolderEngine
 from cudadent42.fleet.queue import Queue
-from cudadent42.fleet.task import Returned, Task, Worker
+from cudadent42.fleet.task import Returned, Right, Task, Way, Worker
 from cudadent42.model.records import Plan
 from cudadent42.tune import journal as events
 from cudadent42.tune.coordinator import STOP, Limits
@@ -503,3 +503,76 @@ def test_a_tuning_of_files_elsewhere_goes_on_with_the_same_files_alone(tmp_path:
     assert_nothing_is_missing_or_twice(state)
     assert {each.arm for each in state.winners} == {"BLOCK=3"}
     assert sum(isinstance(each.event, events.Sent) for each in read(tmp_path / "t")[1]) == 1
+
+
+class Watched(VirtualFleet):
+    """Workers find everything right but BLOCK=5; what is offered is kept in its order."""
+
+    def watch(self) -> Watched:
+        self.offered: list[Task] = []
+        self.seen: dict[str, set[str]] = {}
+        return self
+
+    def offer(self, task: Task) -> None:
+        self.offered.append(task)
+        super().offer(task)
+
+    def _race(self, machine: _Machine, task: Task, seconds: float) -> Returned:
+        (case,) = task.plan.cases
+        assert set(task.right.on_case) <= self.seen.get(case.id, set())
+        right = tuple(name for name in task.plan.implementations if name != "BLOCK=5.toml")
+        self.seen.setdefault(case.id, set()).update(right)
+        return replace(super()._race(machine, task, seconds), right=right)
+
+
+def watched(about: Setup, machines: int, gains: Mapping[str, float] = GAINS) -> Watched:
+    nature = Nature(gains=gains)
+    return Watched(machines, nature, 1, about.arms, about.device.name).watch()
+
+
+def test_what_one_worker_has_verified_is_told_to_the_next(tmp_path: Path) -> None:
+    about = setup(arms=14, rules=RULES)
+    fleet = watched(about, 2, {"BLOCK=3": 0.03, "BLOCK=4": 0.029})
+    assert tune(tmp_path / "t", about, fleet).finished
+    races = [task for task in fleet.offered if task.way is Way.RACE]
+    assert races[0].right == Right()
+    assert set(races[-1].right.on_case) == set(races[-1].plan.implementations) - {"BLOCK=5.toml"}
+    other_case = next(task for task in races if task.right.anywhere and not task.right.on_case)
+    assert other_case.plan.cases != races[0].plan.cases
+    assert all("BLOCK=5.toml" not in task.right.anywhere for task in races)
+    assert all(task.right == Right() for task in fleet.offered if task.way is Way.RUN)
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(budget_s=1e6), Limits(usd=1e6, usd_per_hour=1.0)])
+def test_confirmations_come_last_unless_a_limit_may_end_the_tuning(tmp_path: Path, limits: Limits) -> None:
+    """What races in a worker ends for a confirmation. Here one case is over long before the other, whose rungs are a
+    job each: between them no race waits."""
+
+    class Uneven(Compiling):
+        def compile(self, arm: str) -> CompiledArm:
+            return CompiledArm(arm, dict.fromkeys(self.cases[arm not in (DEFAULT, "BLOCK=3") :], arm))
+
+    about = setup(arms=6, rules=Rules(rungs=(6, 18, 54), margin=0.02))
+    fleet = watched(about, 1, {"BLOCK=3": 0.10, "BLOCK=4": 0.099})
+    fleet.compile = Uneven  # type: ignore[method-assign, assignment]
+    state = tune(tmp_path / "t", about, fleet, limits)
+    assert len(state.winners) == 2
+    assert sorted(case.rung for case in state.cases.values()) == [1, 3]
+    ways = [task.way for task in fleet.offered]
+    early = Way.RACE in ways[ways.index(Way.RUN) :]
+    assert early is limits.there_are
+
+
+def test_a_leader_that_gains_too_little_is_not_confirmed(tmp_path: Path) -> None:
+    """Between machines half a percent is allowed for, which keeps such arms in the race to its end."""
+    about = setup(arms=3, rules=Rules(rungs=(6, 18, 54), margin=0.02))
+    fleet = virtual(about, 2, gains={"BLOCK=0": 0.008, "BLOCK=1": -0.2, "BLOCK=2": -0.2}, interaction=0.0)
+    state = tune(tmp_path / "t", about, fleet)
+    assert state.finished
+    for case in state.cases.values():
+        assert len(case.rows["BLOCK=0"]) == 54
+        assert case.settled is not None
+        assert case.settled.leader == DEFAULT
+        assert case.settled.reason == "BLOCK=0 leads, and is not better than the default by the margin"
+        assert case.confirmed is None
+    assert not fleet.confirmed

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.files import write_json
@@ -210,3 +211,20 @@ def test_a_search_confirms_the_best_of_a_real_kernel(request_of: Request, tmp_pa
     assert again.setup == state.setup
     table = installing.install_tuning(tmp_path / "tuning", package=False)
     assert [entry.settings for entry in table.entries] == [settings]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_named_where_preflight_is_ignored(tmp_path: Path) -> None:
+    space = tmp_path / "space.toml"
+    space.write_text(
+        'schema_version = 1\nname = "s"\nkernel = "cudadent42[portable]"\n[space]\nblock_n = [32]\n'
+    )
+    request = Request(
+        space=space,
+        choices=Choices(suite="small"),
+        device="cuda:0",
+        folder=tmp_path / "tuning",
+        ignore_preflight=True,
+    )
+    with pytest.raises(UsageError, match="no CUDA device for cuda:0"):
+        open_tuning(request, Quiet())

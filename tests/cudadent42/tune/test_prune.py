@@ -180,6 +180,30 @@ def test_the_ways_of_a_mixture_of_experts_are_compiled_too(tmp_path: Path, kerne
 
 
 @pytest.mark.usefixtures("nvrtc")
+def test_a_kernel_of_many_cases_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashmoe_science.jit import nvrtc
+
+    looked: list[str] = []
+    original = nvrtc.compile_kernel
+
+    def counted(kernel: nvrtc.CudaKernel, **given: bool) -> object:
+        looked.append(kernel.label)
+        return original(kernel, **given)
+
+    text = 'schema_version = 1\nname = "s"\nkernel = "cudadent42[portable]"\n[space]\nblock_n = [32]'
+    arm = parse_space(text, tmp_path / "s.toml").arms()[1]
+    space = parse_space(text, tmp_path / "s.toml")
+    cases = [AttentionCase(f"c{n}", "bf16", 1, 8, 8, 1024 * n, 1024 * n, 128) for n in (1, 2, 3)]
+    name = "cudadent42[portable,block_n=32]"
+    alone = [compile_arm(space, arm, name, [case], H100).code for case in cases]
+    monkeypatch.setattr(nvrtc, "compile_kernel", counted)
+    monkeypatch.setattr("cudadent42.tune.prune.compile_to_verify", lambda *given: 0)
+    compiled = compile_arm(space, arm, name, cases, H100)
+    assert len(looked) == len(set(looked)) < len(cases)
+    assert compiled.code == {id: code for each in alone for id, code in each.items()}
+
+
+@pytest.mark.usefixtures("nvrtc")
 def test_what_verifying_takes_is_compiled_with_the_arm() -> None:
     """Sizes and activations of adversarial inputs that no case has; a layer without tokens has nothing to compile."""
     from flashmoe_science.cuda.device import GPUS

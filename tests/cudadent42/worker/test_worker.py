@@ -104,6 +104,19 @@ def test_both_stages_in_one_process(candidate: Callable[[str], str], tmp_path: P
         assert [sample.position for sample in block.samples] == [0, 1, 2]
 
 
+def test_a_process_that_was_begun_ahead_does_the_first_stage(candidate: Callable[[str], str]) -> None:
+    with Worker() as worker:
+        worker.start()
+        begun = worker.pid
+        worker.start()
+        report = run_stage(
+            "verify", make_plan(candidate("right")), on_event=lambda event: None, worker=worker
+        )
+        assert worker.pid == begun is not None
+    assert report.passed
+    assert report.cases
+
+
 def test_segfault_fails_that_case_only(candidate: Callable[[str], str]) -> None:
     name = candidate("segfault")
     plan = make_plan(name)
