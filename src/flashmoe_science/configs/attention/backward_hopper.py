@@ -18,9 +18,12 @@ CONVERT_THREADS = 256
 SWIZZLE_PANEL = 64
 """Columns of a shared-memory panel with the 128-byte swizzle."""
 _STAGES = 2
-_BARRIER_BYTES = 32 + 3 * _STAGES * 16 + _STAGES * 8 + _STAGES * 32
-"""Of keys; of queries, their gradients and pieces; of scores; of tiles, with their slots."""
-_ALIGNMENT = 1024
+_BARRIER_BYTES = 32 + 3 * _STAGES * 16 + _STAGES * 8 + _STAGES * 32 + 2 * 8 + 16
+"""Of keys; of queries, their gradients and pieces; of scores; of tiles, with their slots; of sums to convert, with
+their tile."""
+_STAGGERED_KEYS = 1024
+"""With head dimensions above 64 and no mask. With more keys, and with smaller head dimensions, staggered tiles were
+slower (docs/kernels/notebooks/backward-hopper.md)."""
 _SECTION_BYTES = 32 << 20
 _SECTION_HEADS = (16, 64)
 """Least and most. With few, blocks wait for each other: a tile adds its part of dQ after the tile with the keys before,
@@ -35,6 +38,12 @@ class HopperBackward:
     head_dim: int
     """Compiled head dimension."""
     causal: bool
+    converts: bool = False
+    """A warp makes dQ of its sums as soon as they are complete, in place of a kernel behind. With a mask alone: without
+    one, all query blocks of a head are complete at the end."""
+    staggered: bool = False
+    """Tiles of a head are worked on side by side, and at no time two at the same query rows. Without a mask alone, and
+    not for more tiles than there are multiprocessors: they wait for each other."""
 
     @property
     def block_m(self) -> int:
@@ -56,19 +65,34 @@ class HopperBackward:
         keys = 2 * BLOCK_N * row_bytes
         rings = 2 * _STAGES * self.block_m * row_bytes
         scores = _STAGES * (self.block_m // SWIZZLE_PANEL) * BLOCK_N * 2 * SWIZZLE_PANEL
-        pieces = PIECES * PIECE_FLOATS * 4
-        statistics = 2 * _STAGES * self.block_m * 4
-        return keys + rings + scores + pieces + statistics + _BARRIER_BYTES + _ALIGNMENT
+        pieces = (1 + self.converts) * PIECES * PIECE_FLOATS * 4
+        statistics = 2 * _STAGES * self.block_m * 4 + self.converts * SWIZZLE_PANEL * 4
+        return keys + rings + scores + pieces + statistics + _BARRIER_BYTES
 
 
-def configuration(head_dim: int, causal: bool) -> HopperBackward | None:
-    """None if the head dimension is larger than those that are compiled."""
+def configuration(
+    head_dim: int, causal: bool, *, seqlen_k: int = _STAGGERED_KEYS + 1, query: bool = True
+) -> HopperBackward | None:
+    """None if the head dimension is larger than those that are compiled. ``query``: its gradient is asked for."""
     compiled = next((size for size in HEAD_DIMS if size >= head_dim), None)
-    return None if compiled is None else HopperBackward(compiled, causal)
+    if compiled is None:
+        return None
+    if causal:
+        return HopperBackward(compiled, causal, converts=query)
+    return HopperBackward(compiled, causal, staggered=compiled > 64 and seqlen_k <= _STAGGERED_KEYS)
 
 
 def all_configurations() -> tuple[HopperBackward, ...]:
-    return tuple(HopperBackward(head_dim, causal) for head_dim in HEAD_DIMS for causal in (False, True))
+    """That `configuration` gives."""
+    return (
+        *(HopperBackward(head_dim, False) for head_dim in HEAD_DIMS),
+        HopperBackward(128, False, staggered=True),
+        *(
+            HopperBackward(head_dim, True, converts=query)
+            for head_dim in HEAD_DIMS
+            for query in (False, True)
+        ),
+    )
 
 
 def key_heads_per_section(rows: int, head_dim: int) -> int:

@@ -5,19 +5,20 @@
 // here:
 //   dV += P dO;  dP = V dO^T;  dS = P (dP - delta);  dK += dS Q;  dQ = dS^T K
 // P and dS are operands straight from registers; dS also goes through shared memory, where both warpgroups' keys are
-// summed by the product for dQ. Pieces of dQ are added to float32 sums in global memory by bulk copies, in the order of key blocks
-// (producer.cuh), and converted by a kernel of their own. The next block's scores are computed while dQ is stored.
+// summed by the product for dQ. Pieces of dQ are added to float32 sums in global memory by bulk copies, in a fixed order
+// (producer.cuh), and converted by a warp (converter.cuh) or a kernel of their own. The next block's scores are computed while dQ is stored.
 //
 // Sources: Dao et al., FlashAttention-2 (2023), the recomputation; Shah et al., FlashAttention-3 (2024), keys on
 // wgmma's rows.
 //
-// Compile-time configuration: HEAD_DIM (64 or 128), BLOCK_M, CAUSAL, ELEMENT_BF16.
+// Compile-time configuration: HEAD_DIM (64 or 128), BLOCK_M, CAUSAL, CONVERTS, STAGGERED, ELEMENT_BF16.
 #if ELEMENT_BF16
 #define WGMMA_TYPES "bf16.bf16"
 #else
 #define WGMMA_TYPES "f16.f16"
 #endif
 
+#include "hopper_backward/converter.cuh"
 #include "hopper_backward/parameters.cuh"
 #include "hopper_backward/producer.cuh"
 #include "hopper_backward/scheduler.cuh"
@@ -182,9 +183,9 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     uint32 probabilities[BLOCK_M / 4];
     uint32 gradients[BLOCK_M / 4];
 
-    // The steps of `Walk`, without the heads: the first query row, and how many are left.
+    // The steps of `Walk`, without the heads: the step's first query row, and how many are left.
     const int last_row = (p.m_blocks - 1) * BLOCK_M;
-    int row = last_row;
+    int row = STAGGERED ? tile.first * BLOCK_M : last_row;
     int left = Walk(p, tile).left;
     bool started = false;
 
@@ -241,7 +242,11 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
 
         const Ring done = progress.steps();
         progress.step();
-        row = row > read_tile(shared, progress.tiles().stage()).first * BLOCK_M ? row - BLOCK_M : last_row;
+        if (STAGGERED) {
+            row = row < last_row ? row + BLOCK_M : 0;
+        } else {
+            row = row > read_tile(shared, progress.tiles().stage()).first * BLOCK_M ? row - BLOCK_M : last_row;
+        }
         --left;
         if constexpr (!LAST) {
             // The score registers are free once packed, dV's operands once it is complete.
@@ -298,9 +303,8 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
 extern "C" __global__ void __launch_bounds__(backward::THREADS, 1)
     attention_backward_hopper(const __grid_constant__ backward::Parameters parameters) {
     using namespace backward;
-    extern __shared__ unsigned char raw[];
-    // Dynamic shared memory is only guaranteed to start on 16 bytes; the launch asks for 1024 more.
-    const Shared shared{(shared_address(raw) + 1023) & ~1023u};
+    extern __shared__ __align__(1024) char shared_memory[];
+    const Shared shared{shared_address(shared_memory)};
 
     const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 32), 0);
     const int warpgroup = warp / 4;
@@ -320,6 +324,8 @@ extern "C" __global__ void __launch_bounds__(backward::THREADS, 1)
             if (ptx::elect_lane()) produce(parameters, shared);
         } else if (warp <= CONSUMERS) {
             if (ptx::elect_lane()) write_pieces(parameters, shared, warp - 1);
+        } else if (CONVERTS) {
+            convert(parameters, shared);
         }
     } else {
         ptx::claim_registers<CONSUMER_REGISTERS>();

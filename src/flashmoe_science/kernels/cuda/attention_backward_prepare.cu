@@ -2,7 +2,8 @@
 // dimension of output times output gradient, less the log-sum-exp's own gradient (Dao et al., FlashAttention-2, 2023; the
 // latter from d lse / d scores = probabilities). Also sets the turns of the query blocks, and the ticket behind them, to zero.
 //
-// A row without a key, and a row past the end, gets +inf and 0, so that its probabilities are zero.
+// A row without a key, and a row past the end, gets +inf and 0, so that its probabilities are zero. Where asked, the former's
+// dQ is set to zero: who converts the sums of other rows meets no rows that nobody adds to.
 //
 // LANES lanes share a row, a chunk of 8 elements each, and have several rows on the way. Compile-time configuration: LANES, BLOCK_M, PIECES, ELEMENT_BF16.
 #include "ptx/dependent_launch.cuh"
@@ -17,9 +18,11 @@ struct Parameters {
     float* lse_log2;        // (batch * heads, m_blocks * BLOCK_M)
     float* delta;
     uint32* turns;  // (batch * heads, m_blocks, PIECES), and one more: the ticket
+    char* grad_query;  // or null
     int64 output_stride[3];  // of batch, head and row, in bytes
     int64 grad_output_stride[3];
     int64 grad_lse_stride[3];  // in elements
+    int64 grad_query_stride[3];  // in bytes
     int num_heads;
     int seqlen_q;
     int m_blocks;
@@ -86,6 +89,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_prepare
             constexpr float LOG2_E = 1.44269504088896f;
             p.lse_log2[index] = empty ? -NEGATIVE_INFINITY : reference * LOG2_E;
             p.delta[index] = empty ? 0.f : sum;
+        }
+        if (p.grad_query != nullptr && inside && chunk * 8 < p.head_dim &&
+            p.lse[static_cast<int64>(row_head) * p.seqlen_q + row] == NEGATIVE_INFINITY) {
+            store_global(p.grad_query + batch * p.grad_query_stride[0] + head * p.grad_query_stride[1] +
+                             row * p.grad_query_stride[2] + chunk * 16,
+                         Chunk{});
         }
         if (row % BLOCK_M == 0 && chunk < PIECES) {
             p.turns[(static_cast<int64>(row_head) * p.m_blocks + row / BLOCK_M) * PIECES + chunk] = 0;

@@ -1,7 +1,7 @@
 """The Hopper kernels of attention backward: configurations, tensor maps and launches.
 
-Three launches: `kernels/cuda/attention_backward_prepare.cu`, `attention_backward_hopper.cu`, and, for the gradient of
-the query, `attention_backward_convert.cu`.
+Two or three launches: `kernels/cuda/attention_backward_prepare.cu`, `attention_backward_hopper.cu`, and, where the
+latter does not make the gradient of the query itself, `attention_backward_convert.cu`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem, G
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.launch import Launch, Launcher, LaunchPlan
-from flashmoe_science.cuda.tensor_map import MAP_BYTES
+from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.cuda.workspace import place
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 _MAIN = struct.Struct("7Q")  # grad_key, grad_value, lse_log2, delta, sums, turns, ticket
 _MAIN_REST = struct.Struct("2f 10i 6q")
-_MAIN_AT = 4 * MAP_BYTES
+_MAIN_AT = 5 * MAP_BYTES
 _CONVERT = struct.Struct("3Q")  # sums, lse_log2, grad_query
 _CONVERT_REST = struct.Struct("3q f 4i 4x")
 _MOST_BLOCKS = 1 << 30
@@ -36,7 +36,9 @@ _FLOAT_BYTES = 4
 def choose(problem: BackwardProblem, device: Device) -> Choice | None:
     if why_not(problem, device) is not None:
         return None
-    tile = configs.configuration(problem.head_dim, problem.causal)
+    tile = configs.configuration(
+        problem.head_dim, problem.causal, seqlen_k=problem.seqlen_k, query=problem.needs.query
+    )
     return Choice(GradientKind.HOPPER, tile, "TMA and wgmma kernel, one pass with dQ added in a fixed order")
 
 
@@ -69,7 +71,13 @@ def prepare_kernel(tile: HopperBackward, dtype: torch.dtype) -> CudaKernel:
 
 
 def main_kernel(tile: HopperBackward, dtype: torch.dtype) -> CudaKernel:
-    macros = {"HEAD_DIM": tile.head_dim, "BLOCK_M": tile.block_m, "CAUSAL": int(tile.causal)}
+    macros = {
+        "HEAD_DIM": tile.head_dim,
+        "BLOCK_M": tile.block_m,
+        "CAUSAL": int(tile.causal),
+        "CONVERTS": int(tile.converts),
+        "STAGGERED": int(tile.staggered),
+    }
     return wgmma.kernel("attention_backward_hopper", dtype, macros, tile.threads, tile.shared_bytes)
 
 
@@ -83,6 +91,12 @@ def check(problem: BackwardProblem, configuration: Any) -> None:
     if not isinstance(configuration, HopperBackward):
         raise InputError(f"the Hopper backward kernel takes a HopperBackward, not {configuration!r}")
     wgmma.check_fits(problem, configuration)
+    if configuration.converts and not (problem.causal and problem.needs.query):
+        raise InputError(
+            f"{configuration} makes the query's gradient of causal attention, and this is another problem"
+        )
+    if configuration.staggered and problem.causal:
+        raise InputError(f"{configuration} is for attention without a mask; choose again")
     refusal = _refusal(problem)
     if refusal is not None:
         raise InputError(f"the Hopper backward kernel cannot take this: {refusal}; choose another kernel")
@@ -99,6 +113,11 @@ def plan(
     n_blocks = -(-problem.seqlen_k // configs.BLOCK_N)
     if kv_heads * n_blocks > _MOST_BLOCKS:
         raise InputError(f"{kv_heads * n_blocks} blocks of keys are more than a grid holds; split the batch")
+
+    if tile.staggered and n_blocks > device.multiprocessors:
+        raise InputError(
+            f"{n_blocks} blocks of keys are more than multiprocessors: tiles that wait would wait for ever"
+        )
 
     launcher = wgmma.launcher_maker(device, allow_defects=allow_defects)
     prepare = wgmma.prepare_launcher(
@@ -133,7 +152,7 @@ def plan(
 
     element = problem.dtype.itemsize
     convert = None
-    if problem.needs.query:
+    if problem.needs.query and not tile.converts:
         convert = launcher(
             convert_kernel(tile, problem.dtype),
             (m_blocks, heads, 1),
@@ -159,12 +178,14 @@ def plan(
         query_rows=tile.block_m,
         key_rows=configs.BLOCK_N,
     )
+    converted = wgmma.grad_query_map(problem, main, 4 * MAP_BYTES) if tile.converts else None
     statistics = heads * m_blocks * tile.block_m * _FLOAT_BYTES
     pieces = heads * m_blocks * configs.PIECES
     *parts, workspace = place(
         statistics, statistics, (pieces + 1) * _FLOAT_BYTES, pieces * configs.PIECE_FLOATS * _FLOAT_BYTES
     )
-    return LaunchPlan(_launch(prepare, main, convert, maps, parts, pieces * _FLOAT_BYTES), workspace)
+    launch = _launch(prepare, main, convert, maps, parts, pieces * _FLOAT_BYTES, converted)
+    return LaunchPlan(launch, workspace)
 
 
 def _launch(
@@ -174,12 +195,14 @@ def _launch(
     maps: wgmma.Maps,
     parts: list[int],
     ticket_at: int,
+    converted: TensorMap | None,
 ) -> Launch:
     """
     Args:
         maps: of query, key, value and grad_output; re-addressed when their tensor moved.
         parts: where lse_log2, delta, turns and sums begin in the workspace, in bytes.
         ticket_at: where the ticket is behind the first of the turns, in bytes.
+        converted: of grad_query, which the main kernel writes; None if another one does.
     """
     _, delta_at, turns_at, sums_at = parts
     prepare_buffer, start_prepare, pack_prepare = prepare.buffer, prepare.start, wgmma.PREPARE.pack_into
@@ -201,12 +224,15 @@ def _launch(
         stream: int,
     ) -> None:
         delta, turns, sums = workspace + delta_at, workspace + turns_at, workspace + sums_at
-        pack_prepare(prepare_buffer, 0, output, grad_output, lse, grad_lse, workspace, delta, turns)
+        cleared = 0 if converted is None else grad_query
+        pack_prepare(prepare_buffer, 0, output, grad_output, lse, grad_lse, workspace, delta, turns, cleared)
         start_prepare(stream)
         wgmma.move(maps, query, key, value, grad_output)
         pack_main(
             main_buffer, _MAIN_AT, grad_key, grad_value, workspace, delta, sums, turns, turns + ticket_at
         )
+        if converted is not None and converted.address != grad_query:
+            converted.move(grad_query)
         start_main(stream)
         if convert is not None:
             pack_convert(convert.buffer, 0, sums, workspace, grad_query)

@@ -179,9 +179,8 @@ def _launch(prepare: Launcher, passes: list[tuple[Launcher, wgmma.Maps]], parts:
         stream: int,
     ) -> None:
         delta = workspace + delta_at
-        pack_prepare(
-            prepare_buffer, 0, output, grad_output, lse, grad_lse, workspace, delta, workspace + ticket_at
-        )
+        ticket = workspace + ticket_at
+        pack_prepare(prepare_buffer, 0, output, grad_output, lse, grad_lse, workspace, delta, ticket, 0)
         start_prepare(stream)
         for launcher, maps in passes:
             move(maps, query, key, value, grad_output)

@@ -22,10 +22,11 @@ from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import base_architecture
 from flashmoe_science.jit.nvrtc import CudaKernel, nvrtc_version
 
-PREPARE = struct.Struct("7Q")  # output, grad_output, lse, grad_lse, lse_log2, delta, turns
-_PREPARE_REST = struct.Struct("9q 4i")
+PREPARE = struct.Struct("8Q")  # output, grad_output, lse, grad_lse, lse_log2, delta, turns, grad_query or 0
+_PREPARE_REST = struct.Struct("12q 4i")
 PREPARE_BYTES = PREPARE.size + _PREPARE_REST.size
 _FIRST_NVRTC = (12, 9)  # 12.6 and 12.8 serialise wgmma (C7515)
+_STORED = 64  # rows, and columns
 _MOST_HEADS = 65535  # of a grid's second dimension
 Maps = tuple[TensorMap, TensorMap, TensorMap, TensorMap]
 """Of query, key, value and grad_output; re-addressed when their tensor moved."""
@@ -143,6 +144,7 @@ def prepare_launcher(
         PREPARE.size,
         *(stride * element for stride in (*problem.output_strides, *problem.grad_output_strides)),
         *(problem.num_heads * problem.seqlen_q, problem.seqlen_q, 1),
+        *(stride * element for stride in problem.grad_query_strides),
         problem.num_heads,
         problem.seqlen_q,
         m_blocks,
@@ -182,6 +184,19 @@ def tensor_maps(
         tensor_map(1, *keys, problem.key_strides),
         tensor_map(2, *keys, problem.value_strides),
         tensor_map(3, *queries, problem.grad_output_strides),
+    )
+
+
+def grad_query_map(problem: BackwardProblem, launcher: Launcher, at: int) -> TensorMap:
+    """Of what is stored: 64 rows of 64 columns at a time."""
+    strides = problem.grad_query_strides
+    return TensorMap(
+        launcher.buffer,
+        at,
+        problem.dtype,
+        (problem.head_dim, problem.seqlen_q, problem.num_heads, problem.batch),
+        (strides[2], strides[1], strides[0]),
+        (_STORED, _STORED),
     )
 
 

@@ -6,7 +6,8 @@
 
 namespace backward {
 
-// Macros from the configuration (configs/): HEAD_DIM, BLOCK_M, CAUSAL.
+// Macros from the configuration (configs/): HEAD_DIM, BLOCK_M, CAUSAL, CONVERTS (with a mask alone), STAGGERED (without alone).
+static_assert(!(STAGGERED && (CAUSAL || CONVERTS)), "tiles of unlike length cannot keep apart, and the last would convert all");
 constexpr int WARPGROUP = 128;
 constexpr int ROWS = 64;       // of the keys, per consumer warpgroup: wgmma's M
 constexpr int CONSUMERS = 2;
@@ -30,11 +31,12 @@ struct Parameters {
     ptx::TensorMap key;
     ptx::TensorMap value;
     ptx::TensorMap grad_output;
+    ptx::TensorMap grad_query;  // where CONVERTS
     uint16* grad_key;
     uint16* grad_value;
     const float* lse;     // (batch * num_heads, m_blocks * BLOCK_M), in log2; +inf where a row takes no part
     const float* delta;   // the same shape
-    float* grad_query;    // sums: (batch * num_heads, m_blocks, CONSUMERS, PIECE_FLOATS), each piece in fragment order
+    float* sums;          // of dQ: (batch * num_heads, m_blocks, CONSUMERS, PIECE_FLOATS), each piece in fragment order
     uint32* turns;        // (batch * num_heads, m_blocks, CONSUMERS): how many key blocks have been added
     int* ticket;          // zero at the start
     float scale;          // softmax scale

@@ -57,12 +57,13 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
             ptx::bulk_load(shared.delta(ring.stage()), p.delta + statistic, STATISTIC_BYTES, shared.gradient_full(ring.stage()));
             ring.advance();
         }
-        index = static_cast<int>(gridDim.x) + atomicAdd(p.ticket, 1);
+        // Staggered tiles also wait for later ones of their head. Those must not be drawn ahead by who waits for them.
+        index = STAGGERED ? index + static_cast<int>(gridDim.x) : static_cast<int>(gridDim.x) + atomicAdd(p.ticket, 1);
     }
 }
 
-// One lane: adds a consumer's pieces of dQ to the sums, key blocks in ascending order, so that the same call gives the
-// same bits. The first stores, so that nothing needs to be zeroed.
+// One lane: adds a consumer's pieces of dQ to the sums, key blocks in a fixed order, so that the same call gives the same
+// bits. The first stores, so that nothing needs to be zeroed.
 __device__ __forceinline__ void write_pieces(const Parameters& p, const Shared& shared, int consumer) {
     uint32 parity = 0;
     Ring slot;
@@ -75,12 +76,13 @@ __device__ __forceinline__ void write_pieces(const Parameters& p, const Shared& 
         if (tile.n_block < 0) break;
         for (Walk walk(p, tile); walk.left > 0; walk.advance(p, tile)) {
             const int64 index = (static_cast<int64>(walk.row_head) * p.m_blocks + walk.m_block) * CONSUMERS + consumer;
-            float* sums = p.grad_query + index * PIECE_FLOATS;
+            float* sums = p.sums + index * PIECE_FLOATS;
+            const int turn = turn_of(p, tile.n_block, walk.m_block);
             ptx::mbarrier_wait(shared.piece_full(consumer), parity);
-            if (tile.n_block == 0) {
+            if (turn == 0) {
                 ptx::bulk_store(sums, shared.piece(consumer), PIECE_BYTES);
             } else {
-                await_turn(p.turns + index, tile.n_block);
+                await_turn(p.turns + index, turn);
                 ptx::fence_async_global();
                 ptx::bulk_add(sums, shared.piece(consumer), PIECE_BYTES);
             }
@@ -89,7 +91,7 @@ __device__ __forceinline__ void write_pieces(const Parameters& p, const Shared& 
             ptx::mbarrier_arrive(shared.piece_empty(consumer));
             ptx::bulk_wait();
             ptx::fence_async_global();
-            pass_turn(p.turns + index, tile.n_block + 1);
+            pass_turn(p.turns + index, turn + 1);
             parity ^= 1;
         }
     }

@@ -1,6 +1,8 @@
 // Which key block and which query blocks a thread block works on.
 //
-// The grid is persistent: block b starts with tile b, then takes tickets. A section of heads goes through its key blocks
+// The grid is persistent: block b starts with tile b, then takes tickets. STAGGERED, for short sequences: tiles of one head are
+// worked on side by side, and at no time two at the same rows, so that hardly one waits for its turn; tiles are dealt out in
+// turn, so that those of the first head that is not done are all worked on. Otherwise a section of heads goes through its key blocks
 // in ascending order, all heads side by side: a tile only ever waits for tiles with lower tickets (see `write_pieces`), which
 // somebody is working on, and under a causal mask the longest come first. Query blocks are walked from the last to the
 // first, so that tiles that are begun together meet at the same rows.
@@ -14,26 +16,50 @@ struct Tile {
     int n_block;  // -1: no more work
     int head;   // of the keys
     int batch;
-    int first;  // query block: the last that is walked
+    int first;  // query block; see Walk
 };
+
+// The first block of query rows that sees a block of keys.
+__device__ __forceinline__ int first_m_block(const Parameters& p, int n_block) {
+    return CAUSAL ? max(0, n_block * BLOCK_N - (p.seqlen_k - p.seqlen_q)) / BLOCK_M : 0;
+}
+
+// How many blocks of keys a block of query rows sees.
+__device__ __forceinline__ int seen_blocks(const Parameters& p, int m_block) {
+    if (!CAUSAL) return p.n_blocks;
+    return min(p.n_blocks, ((m_block + 1) * BLOCK_M + p.seqlen_k - p.seqlen_q + BLOCK_N - 1) / BLOCK_N);
+}
+
+// Where the walk of a block of keys begins, where walks are staggered: evenly over the query blocks.
+__device__ __forceinline__ int staggered_start(const Parameters& p, int n_block) { return n_block * p.m_blocks / p.n_blocks; }
 
 __device__ __forceinline__ Tile tile_of(const Parameters& p, int index) {
     if (index >= p.tiles) return {-1, 0, 0, 0};
-    const int per_section = p.section * p.n_blocks;
+    const int section_heads = STAGGERED ? 1 : p.section;
+    const int per_section = section_heads * p.n_blocks;
     const int section = index / per_section;
     const int rest = index - section * per_section;
-    const int begin = section * p.section;
-    const int heads = min(p.section, p.head_count - begin);
+    const int begin = section * section_heads;
+    const int heads = min(section_heads, p.head_count - begin);
     Tile tile;
     tile.n_block = rest / heads;
     const int flat = begin + rest - tile.n_block * heads;
     tile.batch = flat / p.num_kv_heads;
     tile.head = flat - tile.batch * p.num_kv_heads;
-    tile.first = CAUSAL ? max(0, tile.n_block * BLOCK_N - (p.seqlen_k - p.seqlen_q)) / BLOCK_M : 0;
+    tile.first = STAGGERED ? staggered_start(p, tile.n_block) : first_m_block(p, tile.n_block);
     return tile;
 }
 
-// Walks the query blocks of all query heads that share the tile's keys.
+// Which turn a block of keys has at a block of query rows.
+__device__ __forceinline__ int turn_of(const Parameters& p, int n_block, int m_block) {
+    if (!STAGGERED) return n_block;
+    // Who comes first began at these rows, or last before them.
+    const int turn = ((m_block + 1) * p.n_blocks + p.m_blocks - 1) / p.m_blocks - 1 - n_block;
+    return turn < 0 ? turn + p.n_blocks : turn;
+}
+
+// Walks the query blocks of all query heads that share the tile's keys: down to the first that sees them, or, staggered,
+// from the tile's start up and around.
 struct Walk {
     int m_block;
     int left;         // steps to go, this one included
@@ -41,17 +67,21 @@ struct Walk {
 
     __device__ __forceinline__ Walk(const Parameters& p, const Tile& tile) {
         const int group = p.num_heads / p.num_kv_heads;
-        m_block = p.m_blocks - 1;
-        left = group * (p.m_blocks - tile.first);
+        m_block = STAGGERED ? tile.first : p.m_blocks - 1;
+        left = group * (STAGGERED ? p.m_blocks : p.m_blocks - tile.first);
         row_head = tile.batch * p.num_heads + tile.head * group;
     }
 
     __device__ __forceinline__ void advance(const Parameters& p, const Tile& tile) {
         --left;
-        if (--m_block < tile.first) {
+        if (!STAGGERED) {
+            if (--m_block >= tile.first) return;
             m_block = p.m_blocks - 1;
-            ++row_head;
+        } else {
+            if (++m_block == p.m_blocks) m_block = 0;
+            if (m_block != tile.first) return;
         }
+        ++row_head;
     }
 };
 

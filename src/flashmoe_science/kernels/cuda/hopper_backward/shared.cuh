@@ -19,6 +19,10 @@ constexpr int STAGES = 2;  // of queries, output gradients and score gradients: 
 constexpr uint32 SCORE_PANEL_BYTES = BLOCK_N * panel::ROW_BYTES;  // 64 query rows, for all keys
 constexpr uint32 SCORE_BYTES = BLOCK_M / 64 * SCORE_PANEL_BYTES;
 
+// What is converted, where CONVERTS: half a piece in, 64 rows of 64 columns out.
+constexpr uint32 HALF_BYTES = PIECE_BYTES / 2;
+constexpr uint32 ROWS_BYTES = PIECE * panel::ROW_BYTES;
+
 struct Shared {
     uint32 base;  // a multiple of 1024, so that the swizzle depends on the row alone
 
@@ -27,7 +31,9 @@ struct Shared {
     static constexpr uint32 GRADIENTS = QUERIES + STAGES * QUERY_BYTES;
     static constexpr uint32 SCORES = GRADIENTS + STAGES * QUERY_BYTES;
     static constexpr uint32 PIECES = SCORES + STAGES * SCORE_BYTES;
-    static constexpr uint32 LSE = PIECES + CONSUMERS * PIECE_BYTES;
+    static constexpr uint32 SUMS = PIECES + CONSUMERS * PIECE_BYTES;
+    static constexpr uint32 ROWS_OUT = SUMS + (CONVERTS ? 2 * HALF_BYTES : 0);
+    static constexpr uint32 LSE = ROWS_OUT + (CONVERTS ? 2 * ROWS_BYTES : 0);
     static constexpr uint32 DELTA = LSE + STAGES * STATISTIC_BYTES;
     static constexpr uint32 BARRIERS = DELTA + STAGES * STATISTIC_BYTES;
     static constexpr uint32 QUERY_BARRIERS = BARRIERS + 32;
@@ -36,7 +42,10 @@ struct Shared {
     static constexpr uint32 SCORE_BARRIERS = PIECE_BARRIERS + CONSUMERS * 16;
     static constexpr uint32 TILE_BARRIERS = SCORE_BARRIERS + STAGES * 8;
     static constexpr uint32 TILES = TILE_BARRIERS + STAGES * 16;
-    static constexpr uint32 BYTES = TILES + STAGES * 16;
+    static constexpr uint32 SUM_BARRIERS = TILES + STAGES * 16;
+    static constexpr uint32 SUM_LSE = SUM_BARRIERS + 16;
+    static constexpr uint32 CONVERTED = SUM_LSE + (CONVERTS ? PIECE * 4 : 0);
+    static constexpr uint32 BYTES = CONVERTED + 16;
 
     __device__ uint32 key() const { return base; }
     __device__ uint32 value() const { return base + VALUE; }
@@ -44,6 +53,8 @@ struct Shared {
     __device__ uint32 gradient(int stage) const { return base + GRADIENTS + stage * QUERY_BYTES; }
     __device__ uint32 scores(int stage) const { return base + SCORES + stage * SCORE_BYTES; }
     __device__ uint32 piece(int consumer) const { return base + PIECES + consumer * PIECE_BYTES; }
+    __device__ uint32 sums(int slot) const { return base + SUMS + slot * HALF_BYTES; }
+    __device__ uint32 rows_out(int slot) const { return base + ROWS_OUT + slot * ROWS_BYTES; }
     __device__ uint32 lse(int stage) const { return base + LSE + stage * STATISTIC_BYTES; }
     __device__ uint32 delta(int stage) const { return base + DELTA + stage * STATISTIC_BYTES; }
 
@@ -61,8 +72,11 @@ struct Shared {
     __device__ uint32 tile_full(int slot) const { return base + TILE_BARRIERS + slot * 16; }
     __device__ uint32 tile_empty(int slot) const { return tile_full(slot) + 8; }
     __device__ uint32 piece_empty(int consumer) const { return piece_full(consumer) + 8; }
+    __device__ uint32 sums_full(int slot) const { return base + SUM_BARRIERS + slot * 8; }
+    __device__ uint32 sums_lse() const { return base + SUM_LSE; }
+    __device__ uint32 converted() const { return base + CONVERTED; }  // the converter's tile
 };
-static_assert(Shared::BYTES + 1024 <= 232448, "more shared memory than a block may have");
+static_assert(Shared::BYTES <= 232448, "more shared memory than a block may have");
 
 // A place in a ring of two buffers, and the parity of its current round.
 struct Ring {
@@ -97,11 +111,12 @@ __device__ __forceinline__ void initialise(const Shared& shared) {
     for (int consumer = 0; consumer < CONSUMERS; ++consumer) {
         ptx::mbarrier_init(shared.piece_full(consumer), 4);
         ptx::mbarrier_init(shared.piece_empty(consumer), 1);
+        ptx::mbarrier_init(shared.sums_full(consumer), 1);
     }
     for (int stage = 0; stage < STAGES; ++stage) {
         ptx::mbarrier_init(shared.scores_full(stage), 4 * CONSUMERS);
         ptx::mbarrier_init(shared.tile_full(stage), 1);
-        ptx::mbarrier_init(shared.tile_empty(stage), 5 * CONSUMERS);
+        ptx::mbarrier_init(shared.tile_empty(stage), 5 * CONSUMERS + CONVERTS);
     }
     ptx::mbarrier_init_fence();
 }

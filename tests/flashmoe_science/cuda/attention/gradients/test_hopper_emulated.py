@@ -38,7 +38,9 @@ class RowsLauncher:
         self._library = compile_emulation(kernel, _PARAMETERS[kernel.function])
 
     def start(self, stream: int) -> None:
-        self._library.run_rows(self.buffer, self._grid[0], self._grid[1])
+        """All blocks of a kernel of one dimension side by side: they may wait for each other."""
+        width, rows, _ = self._grid
+        self._library.run_together(self.buffer, width, rows, width if rows == 1 else 1)
 
 
 @pytest.fixture(autouse=True)
@@ -51,23 +53,28 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @NEEDS_COMPILER
 @pytest.mark.parametrize(
-    ("head_dim", "causal", "heads", "lengths"),
+    ("tile", "head_dim", "heads", "lengths", "blocks"),
     [
-        (64, False, (1, 1), (64, 77)),
-        (64, True, (3, 3), (200, 300)),
-        (128, True, (4, 2), (130, 300)),
-        (120, False, (2, 2), (70, 260)),
-        (64, True, (2, 2), (300, 100)),
+        (HopperBackward(64, False), 64, (1, 1), (64, 77), 1),
+        (HopperBackward(128, False), 120, (2, 2), (70, 260), 1),
+        (HopperBackward(64, True), 64, (3, 3), (200, 300), 1),
+        (HopperBackward(128, True), 128, (4, 2), (130, 300), 1),
+        (HopperBackward(64, True, converts=True), 64, (2, 2), (200, 300), 1),
+        (HopperBackward(64, True, converts=True), 64, (2, 1), (300, 100), 1),
+        (HopperBackward(128, True, converts=True), 128, (4, 2), (130, 300), 2),
+        (HopperBackward(128, False, staggered=True), 128, (2, 1), (130, 300), 3),
+        (HopperBackward(128, False, staggered=True), 72, (1, 1), (300, 450), 4),
+        (HopperBackward(128, False, staggered=True), 128, (2, 2), (60, 300), 5),
     ],
 )
 def test_gradients(
-    head_dim: int,
-    causal: bool,
-    heads: tuple[int, int],
-    lengths: tuple[int, int],
+    tile: HopperBackward, head_dim: int, heads: tuple[int, int], lengths: tuple[int, int], blocks: int
 ) -> None:
-    """Bulk copies take long to be complete, so that a phase that is waited for too late is seen."""
-    (of_query, of_key), (seqlen_q, seqlen_k) = heads, lengths
+    """Bulk copies take long to be complete, so that a phase that is waited for too late is seen.
+
+    ``blocks``: of the main kernel, which run side by side.
+    """
+    (of_query, of_key), (seqlen_q, seqlen_k), causal = heads, lengths, tile.causal
     torch.manual_seed(0)
     query, grad_output = (torch.randn(1, of_query, seqlen_q, head_dim).bfloat16() for _ in range(2))
     key, value = (torch.randn(1, of_key, seqlen_k, head_dim).bfloat16() for _ in range(2))
@@ -82,9 +89,7 @@ def test_gradients(
         None,
         Needs(True, True, True),
     )
-    tile = HopperBackward(64 if head_dim <= 64 else 128, causal)
-    # One block after another: of several, the first would wait for the second's turn.
-    planned = hopper.plan(problem, tile, dataclasses.replace(H200, multiprocessors=1))
+    planned = hopper.plan(problem, tile, dataclasses.replace(H200, multiprocessors=blocks))
     workspace = torch.full((planned.workspace_bytes + 256,), 0xFF, dtype=torch.uint8)
     gradients = tuple(torch.full_like(tensor, torch.nan) for tensor in (query, key, value))
     given = (query, key, value, case.output, grad_output, case.lse, case.grad_lse, *gradients)

@@ -43,8 +43,48 @@ PROBLEM = BackwardProblem(
 def test_it_takes_what_tma_can_read_on_sm_90() -> None:
     choice = hopper.choose(PROBLEM, H200)
     assert choice is not None
-    assert choice.configuration == configs.HopperBackward(64, True)
+    assert choice.configuration == configs.HopperBackward(64, True, converts=True)
     hopper.check(PROBLEM, choice.configuration)
+
+
+@pytest.mark.parametrize(
+    ("change", "tile"),
+    [
+        ({"needs": Needs(False, True, True)}, configs.HopperBackward(64, True)),
+        ({"causal": False}, configs.HopperBackward(64, False)),
+        ({"causal": False, "head_dim": 72}, configs.HopperBackward(128, False, staggered=True)),
+        (
+            {"causal": False, "head_dim": 128, "seqlen_k": 1024},
+            configs.HopperBackward(128, False, staggered=True),
+        ),
+        ({"causal": False, "head_dim": 128, "seqlen_k": 1025}, configs.HopperBackward(128, False)),
+    ],
+)
+def test_tiles_follow_what_is_asked(change: dict[str, object], tile: configs.HopperBackward) -> None:
+    choice = hopper.choose(dataclasses.replace(PROBLEM, **change), H200)  # type: ignore[arg-type]
+    assert choice is not None
+    assert choice.configuration == tile
+    assert tile in configs.all_configurations()
+
+
+def test_tiles_of_another_problem_are_refused() -> None:
+    """Nobody would wait for ever, or write where nothing is asked for."""
+    full = dataclasses.replace(PROBLEM, causal=False)
+    only_keys = dataclasses.replace(PROBLEM, needs=Needs(False, True, True))
+    for problem, tile in (
+        (PROBLEM, configs.HopperBackward(64, True, staggered=True)),
+        (full, configs.HopperBackward(64, False, converts=True)),
+        (only_keys, configs.HopperBackward(64, True, converts=True)),
+    ):
+        with pytest.raises(InputError):
+            hopper.check(problem, tile)
+    many = dataclasses.replace(full, seqlen_k=128 * 5)
+    with pytest.raises(InputError, match="wait for ever"):
+        hopper.plan(
+            many,
+            configs.HopperBackward(64, False, staggered=True),
+            dataclasses.replace(H200, multiprocessors=4),
+        )
 
 
 @pytest.mark.parametrize(
