@@ -36,7 +36,7 @@ class TicketPool:
     """The counters of one device. More launches than there are counters get new ones.
 
     Under capture that is an allocation of the graph, zeroed by a node of its own before the launch. Nothing else
-    keeps it: its memory is the graph's, and what the capture puts there next comes after the launch. `reserve`, in
+    keeps it: its memory is the graph's, and what the capture puts there next must come after the launch. `reserve`, in
     time, saves that node.
     """
 
@@ -72,7 +72,8 @@ class TicketPool:
     def take(self, stream: int, count: int = 1) -> int:
         """The address of the `count` counters for a launch on this stream, PyTorch's current one (a raw handle).
 
-        The launch must be the next that is done on the stream.
+        The launch must be the next that is done on the stream, and what it reads or writes be allocated before:
+        counters of a graph's own are given back to it at once, so what is allocated next may lie where they do.
         """
         if stream and is_capturing():
             address = self._unused(count)
