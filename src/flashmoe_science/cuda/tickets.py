@@ -20,6 +20,8 @@ from flashmoe_science.cuda.kept import kept
 
 _TICKETS = 1 << 16
 _ARRIVALS = 1 << 17
+_DECODE_ARRIVALS = 1 << 19
+"""On 132 multiprocessors a launch takes 2,112, and a graph may have one for each of 100 layers."""
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD: one handle, another stream in every thread
 # Missing from CPU builds of torch.
 is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
@@ -142,6 +144,6 @@ def arrival_pool(device: int) -> TicketPool:
 
 
 def decode_arrival_pool(device: int) -> TicketPool:
-    """The device's pool for the blocks of the decode kernel: 512 KiB to begin with."""
+    """The device's pool for the blocks of the decode kernel: 2 MiB to begin with."""
     with _lock:
-        return _pool(device, _ARRIVALS, decode.MOST_ARRIVALS)
+        return _pool(device, _DECODE_ARRIVALS, decode.MOST_ARRIVALS)
