@@ -20,6 +20,8 @@ from flashmoe_science.cuda.kept import kept
 
 _TICKETS = 1 << 16
 _ARRIVALS = 1 << 17
+_DECODE_ARRIVALS = 1 << 19
+"""On 132 multiprocessors a launch takes 2,112, and a graph may have one for each of 100 layers."""
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD: one handle, another stream in every thread
 # Missing from CPU builds of torch.
 is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
@@ -36,7 +38,7 @@ class TicketPool:
     """The counters of one device. More launches than there are counters get new ones.
 
     Under capture that is an allocation of the graph, zeroed by a node of its own before the launch. Nothing else
-    keeps it: its memory is the graph's, and what the capture puts there next comes after the launch. `reserve`, in
+    keeps it: its memory is the graph's, and what the capture puts there next must come after the launch. `reserve`, in
     time, saves that node.
     """
 
@@ -72,7 +74,8 @@ class TicketPool:
     def take(self, stream: int, count: int = 1) -> int:
         """The address of the `count` counters for a launch on this stream, PyTorch's current one (a raw handle).
 
-        The launch must be the next that is done on the stream.
+        The launch must be the next that is done on the stream, and what it reads or writes be allocated before:
+        counters of a graph's own are given back to it at once, so what is allocated next may lie where they do.
         """
         if stream and is_capturing():
             address = self._unused(count)
@@ -141,6 +144,6 @@ def arrival_pool(device: int) -> TicketPool:
 
 
 def decode_arrival_pool(device: int) -> TicketPool:
-    """The device's pool for the blocks of the decode kernel: 512 KiB to begin with."""
+    """The device's pool for the blocks of the decode kernel: 2 MiB to begin with."""
     with _lock:
-        return _pool(device, _ARRIVALS, decode.MOST_ARRIVALS)
+        return _pool(device, _DECODE_ARRIVALS, decode.MOST_ARRIVALS)

@@ -191,8 +191,27 @@ def test_flashinfer_gets_what_each_query_sees(monkeypatch: pytest.MonkeyPatch) -
     assert "custom_mask" not in peer.prepare(CASE, random_inputs(CASE, 0, 0, "cpu"))()
 
 
+def test_flashinfer_decodes_with_its_wrapper_for_decode_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", _FlashInfer)  # type: ignore[arg-type]
+    monkeypatch.setattr(implementations, "_WORKSPACE_BYTES", 1)
+    peer = next(each for each in ALL if each.name == "flashinfer")
+    step = replace(CASE, batch=3, longest=40, shortest=9, queries=4, page_size=16, chunks=0, window=-1)
+    for case, decodes in (
+        (step, True),
+        (replace(step, queries=1), True),
+        (replace(step, queries=9), False),
+        (replace(step, longest=9, shortest=3), False),  # fewer keys than queries
+        (replace(step, chunks=1, chunk=2), False),
+        (replace(step, causal=False), False),
+        (replace(step, tree="chain"), False),
+    ):
+        planned = peer.prepare(case, random_inputs(case, 0, 0, "cpu"))()
+        assert planned.get("q_len_per_req") == (case.queries if decodes else None), case
+        assert ("causal" in planned) is not decodes
+
+
 class _FlashInferWrapper:
-    def __init__(self, workspace: torch.Tensor, layout: str) -> None:
+    def __init__(self, workspace: torch.Tensor, layout: str, **options: object) -> None:
         self.planned: dict[str, Any] = {}
 
     def plan(self, *lengths: object, **options: Any) -> None:
@@ -206,6 +225,7 @@ class _FlashInfer:
     """What FlashInfer is told when it plans."""
 
     BatchPrefillWithRaggedKVCacheWrapper = BatchPrefillWithPagedKVCacheWrapper = _FlashInferWrapper
+    BatchDecodeWithPagedKVCacheWrapper = _FlashInferWrapper
 
 
 fp8_variant = pytest.mark.parametrize("case", [case for case in VARIANTS.values() if case.fp8_scales])

@@ -205,10 +205,15 @@ def _prepare_flash_attn_3_fp8(module: Any, case: VarlenCase, inputs: VarlenInput
 
 
 _WORKSPACE_BYTES = 256 << 20
+_MOST_DECODED = 8
+"""Queries of each sequence, as many of each, that go to FlashInfer's wrapper for decode steps."""
 
 
 def _prepare_flashinfer(case: VarlenCase, inputs: VarlenInputs) -> Call:
-    """The prefill wrapper over pages or packed keys; planning, which reads lengths on the host, happens once before."""
+    """The wrapper for decode steps over pages, where they are that, or the one for prompts over pages or packed keys.
+
+    Planning, which reads lengths on the host, happens once before.
+    """
     import torch
 
     flashinfer = importlib.import_module("flashinfer")
@@ -231,17 +236,31 @@ def _prepare_flashinfer(case: VarlenCase, inputs: VarlenInputs) -> Call:
         wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
         wrapper.plan(inputs.cu_seqlens_q, inputs.cu_seqlens_k, *heads, **options)
         return partial(wrapper.run, query, key, value)
-    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
-    wrapper.plan(
-        inputs.cu_seqlens_q,
+    pages = (
         torch.tensor([0, *itertools.accumulate(case.pages)], dtype=torch.int32, device=query.device),
         inputs.block_table[inputs.block_table >= 0],
         (inputs.seqused_k - 1) % case.page_size + 1,
-        *heads,
-        case.page_size,
-        **options,
     )
+    if _is_decode_step(case):
+        # On tensor cores, as several query heads share a key head.
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
+        del options["causal"]  # follows from the number of queries
+        wrapper.plan(*pages, *heads, case.page_size, q_len_per_req=case.seqlens_q[0], **options)
+    else:
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+        wrapper.plan(inputs.cu_seqlens_q, *pages, *heads, case.page_size, **options)
     return partial(wrapper.run, query, (key, value))
+
+
+def _is_decode_step(case: VarlenCase) -> bool:
+    """Whether FlashInfer's wrapper for decode steps takes it."""
+    queries = case.seqlens_q[0]
+    return (
+        case.causal
+        and not case.tree
+        and len(set(case.seqlens_q)) == 1
+        and queries <= min(_MOST_DECODED, *case.seqlens_k)
+    )
 
 
 def _seen(case: VarlenCase, inputs: VarlenInputs) -> Tensor:

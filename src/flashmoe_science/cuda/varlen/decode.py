@@ -203,13 +203,15 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
                 ready.pool.reserve()
             shared = ready.of_stream.get(stream)
         if shared is None:
-            counters = ready.pool.take(stream, arrival_counters(grid, ready.configuration))
             if capturing or problem.split_keys:  # with which the workspace is as large as the call
                 size = workspace_bytes(problem, sizes, ready.configuration, grid)
                 workspace = allocate((size,), (1,), torch.uint8)
-                shared = workspace.data_ptr(), counters
             else:
-                shared = shared_workspace(allocate, index, stream, grid).data_ptr(), counters
+                workspace = shared_workspace(allocate, index, stream, grid)
+            # After the workspace: what is allocated behind counters may lie where they do.
+            counters = ready.pool.take(stream, arrival_counters(grid, ready.configuration))
+            shared = workspace.data_ptr(), counters
+            if not (capturing or problem.split_keys):
                 ready.of_stream[stream] = shared
         write(ready.launcher.buffer, tensors, sizes, *shared)
         ready.launcher.start(stream)

@@ -12,6 +12,9 @@ from varlen_cases import Call, Shape, bounds, forget_calls, packed, paged, to
 from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science import attention_varlen
+from flashmoe_science.configs.attention.decode import MOST_ARRIVALS
+from flashmoe_science.cuda.tickets import TicketPool
+from flashmoe_science.cuda.varlen import decode as decode_kernel
 from flashmoe_science.errors import NoKernelError
 from flashmoe_science.varlen import launch
 
@@ -256,3 +259,29 @@ def test_ten_thousand_growing_steps_make_one_plan() -> None:
         if step % 1000 == 0:
             assert_as_exact_as_pytorch(result, None, to(now, "cpu"), max_seqlen_q=1, max_seqlen_k=1200 + step)
     assert len(launch._runs) == 1
+
+
+@pytest.mark.parametrize(("head_dim", "split_keys"), [(64, None), (128, 512), (128, None)])
+def test_a_graph_of_more_launches_than_there_are_counters(
+    head_dim: int, split_keys: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the graph has counters of its own, which had shared their memory with what blocks leave each other."""
+    zeros = torch.zeros(2 * MOST_ARRIVALS, dtype=torch.int32, device="cuda")
+    pool = TicketPool(zeros, MOST_ARRIVALS)
+    monkeypatch.setattr(decode_kernel, "decode_arrival_pool", lambda device: pool)
+    shape = Shape((1,), (8192,), 32, 8, head_dim, dtype=BF16)
+    calls = [to(paged(shape, 64, seed), "cuda") for seed in range(5)]
+    given = {**bounds(shape), "split_keys": split_keys}
+    alone = [attend(call, **given) for call in calls]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = [attend(call, **given) for _ in range(8) for call in calls]
+    for _ in range(3):
+        for out, lse in captured:
+            out.fill_(torch.nan)
+            lse.fill_(torch.nan)
+        graph.replay()
+        for number, (out, lse) in enumerate(captured):
+            assert torch.equal(out, alone[number % 5][0])
+            assert torch.equal(lse, alone[number % 5][1])
