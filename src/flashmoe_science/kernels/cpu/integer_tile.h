@@ -172,16 +172,18 @@ struct Exponents {
 template <bool IN_PARTS>
 INLINE F score_of(const float* s) { return IN_PARTS ? load(s) : as_floats(load(s)); }
 
+constexpr int WEIGHTS_AT_ONCE = 4;
+
 template <bool IN_PARTS, int BITS>
-INLINE void weights_of_scores(const float* s, int ld, const Exponents& of, F weight[2]) {
-    F x[2];
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) x[i] = madd(score_of<IN_PARTS>(s + i * ld), of.slope, of.offset);
+INLINE void weights_of_scores(const float* s, int ld, const Exponents& of, F weight[WEIGHTS_AT_ONCE]) {
+    F score[WEIGHTS_AT_ONCE];
+#pragma GCC unroll 4
+    for (int i = 0; i < WEIGHTS_AT_ONCE; ++i) score[i] = score_of<IN_PARTS>(s + i * ld);
     if constexpr (NO_EXPONENTIALS) {
-        weight[0] = x[0];
-        weight[1] = x[1];
+#pragma GCC unroll 4
+        for (int i = 0; i < WEIGHTS_AT_ONCE; ++i) weight[i] = madd(score[i], of.slope, of.offset);
     } else {
-        integer_weights<BITS, 2>(x, weight);
+        integer_weights<BITS, WEIGHTS_AT_ONCE>(score, of.slope, of.offset, weight);
     }
 }
 
@@ -189,15 +191,16 @@ INLINE void weights_of_scores(const float* s, int ld, const Exponents& of, F wei
 template <class T, bool IN_PARTS>
 INLINE F weigh_by_bits(const float* s, float* pairs, int ld, const Exponents& exponents) {
     F total[2] = {set1(0.0f), set1(0.0f)};
-    for (int k = 0; k < BLOCK_KEYS; k += 2, s += 2 * ld, pairs += ld) {
-        F weight[2];
+    for (int k = 0; k < BLOCK_KEYS; k += WEIGHTS_AT_ONCE, s += WEIGHTS_AT_ONCE * ld) {
+        F weight[WEIGHTS_AT_ONCE];
         weights_of_scores<IN_PARTS, Digits<T>::WEIGHT_BITS>(s, ld, exponents, weight);
-#pragma GCC unroll 2
-        for (int i = 0; i < 2; ++i) {
-            total[i] = add(total[i], weight[i]);
+#pragma GCC unroll 4
+        for (int i = 0; i < WEIGHTS_AT_ONCE; ++i) {
+            total[i % 2] = add(total[i % 2], weight[i]);
             weight[i] = add(weight[i], set1(DITHER.of[k + i]));
         }
-        store(pairs, integer_pairs(weight[0], weight[1]));
+#pragma GCC unroll 2
+        for (int i = 0; i < WEIGHTS_AT_ONCE; i += 2, pairs += ld) store(pairs, integer_pairs(weight[i], weight[i + 1]));
     }
     return mul(add(total[0], total[1]), set1(1.0f / (1 << Digits<T>::WEIGHT_BITS)));
 }
@@ -207,12 +210,12 @@ template <bool IN_PARTS>
 INLINE F weigh_by_sum(float* s, float* pairs, int ld, const Exponents& exponents, F& unit) {
     F total[2] = {set1(0.0f), set1(0.0f)};
     float* at = s;
-    for (int k = 0; k < BLOCK_KEYS; k += 2, at += 2 * ld) {
-        F weight[2];
+    for (int k = 0; k < BLOCK_KEYS; k += WEIGHTS_AT_ONCE, at += WEIGHTS_AT_ONCE * ld) {
+        F weight[WEIGHTS_AT_ONCE];
         weights_of_scores<IN_PARTS, 0>(at, ld, exponents, weight);
-#pragma GCC unroll 2
-        for (int i = 0; i < 2; ++i) {
-            total[i] = add(total[i], weight[i]);
+#pragma GCC unroll 4
+        for (int i = 0; i < WEIGHTS_AT_ONCE; ++i) {
+            total[i % 2] = add(total[i % 2], weight[i]);
             store(at + i * ld, weight[i]);
         }
     }
