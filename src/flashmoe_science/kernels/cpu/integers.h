@@ -5,7 +5,7 @@
 
 #include "exp2.h"
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(__AVX512F__) && defined(__x86_64__)
 #define HAS_INTEGERS 1
 #else
 #define HAS_INTEGERS 0
