@@ -174,6 +174,11 @@ def peak_share(dtype: str) -> Callable[[Path], float]:
     return field("parts", "peak", "share", dtype, file="peak.json")
 
 
+def share_between(dtype: str) -> Callable[[Path], float]:
+    """The same, of multiply-adds just before each call."""
+    return field("parts", "peak", "between", "share", dtype, file="peak.json")
+
+
 def decode_share(part: str, dtype: str) -> Callable[[Path], float]:
     """Of dense calls, in files of benchmarks/decode_cpu.py: the median of processes, ``part``, ``part-2`` and so on."""
     keys = ("dtypes", dtype, "ways", "dense", "share_of_median_reading")

@@ -37,6 +37,7 @@ from figure_readers import (
     prediction_errors,
     races,
     remote,
+    share_between,
     small_alone,
     tuned,
     tuning,
@@ -142,6 +143,12 @@ TABLES: dict[str, tuple[Row, ...]] = {
             (mean(2.6), least(1.3)),
             mean_and_least(24),
         ),
+        Row(
+            "the same on a processor that has AVX2 alone, a Zen 3, on cores that neighbours share",
+            "cpu-zen3-avx2",
+            (mean(2.6), least(1.3)),
+            mean_and_least(24),
+        ),
         *(
             Row(
                 f"the suite's 24 cells on a Xeon with AMX, {threads} threads, PyTorch with oneDNN's AMX",
@@ -156,6 +163,18 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "cpu-avx2-peak",
             (Bound("fp32", 0.8, share, at_least=True), Bound("bf16", 0.8, share, at_least=True)),
             fields(peak_share("fp32"), peak_share("bf16")),
+        ),
+        Row(
+            "the same on a Zen 3, on cores that neighbours share",
+            "cpu-zen3-avx2-peak",
+            (Bound("fp32", 0.8, share, at_least=True), Bound("bf16", 0.8, share, at_least=True)),
+            fields(peak_share("fp32"), peak_share("bf16")),
+        ),
+        Row(
+            "there, as shares of what multiply-adds reached just before each call, medians",
+            "cpu-zen3-avx2-peak",
+            (Bound("fp32", None, share), Bound("bf16", None, share)),
+            fields(share_between("fp32"), share_between("bf16")),
         ),
         Row(
             "(1, 8, 2048, 64) full: share of the machine's measured peak",
@@ -178,6 +197,12 @@ TABLES: dict[str, tuple[Row, ...]] = {
                     for dtype in ("fp16", "bf16", "fp32")
                 )
             ),
+        ),
+        Row(
+            "the same on a Zen 3, which has AVX2 alone",
+            "cpu-zen3-decode",
+            tuple(Bound(dtype, 0.8, share, at_least=True) for dtype in ("fp16", "bf16", "fp32")),
+            fields(*(decode_share("avx2", dtype) for dtype in ("fp16", "bf16", "fp32"))),
         ),
         Row(
             "the same on the 16 cores of a Xeon with AMX",
@@ -510,6 +535,12 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row(
             "on CPU with AVX2: one token of a layer of Qwen3-30B-A3B with weights of 4 bits, over the same in 16",
             "cpu-moe-int4-avx2",
+            (Bound("", 2.5, ratio, at_least=True),),
+            on_case("qwen3-30b-1"),
+        ),
+        Row(
+            "the same on a Zen 3, processor time on one thread",
+            "cpu-zen3-moe-int4",
             (Bound("", 2.5, ratio, at_least=True),),
             on_case("qwen3-30b-1"),
         ),

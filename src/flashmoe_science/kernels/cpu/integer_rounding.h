@@ -134,12 +134,16 @@ void round_queries(const Tile& tile, int head_dim, int columns, int ld, IntegerQ
         const float* const from = tile.query + c * W;
         F squares = set1(0.0f), most = set1(0.0f), of_run = set1(0.0f);
         for (int d = 0; d < head_dim;) {
-            F run = set1(0.0f);
-            for (const int end = smaller(d + Digits<T>::DEPTH, head_dim); d < end; ++d) {
-                const F x = load(from + d * ld);
+            // Two sums, as one waits for each of its products.
+            F run = set1(0.0f), other = set1(0.0f);
+            for (const int end = smaller(d + Digits<T>::DEPTH, head_dim); d < end; d += 2) {
+                const F x = load(from + d * ld), y = load(from + (d + 1) * ld);
                 run = madd(x, x, run);
+                other = madd(y, y, other);
                 most = max(absolute(x), most);
+                most = max(absolute(y), most);
             }
+            run = add(run, other);
             of_run = max(run, of_run);
             squares = add(run, squares);
         }
@@ -158,12 +162,13 @@ void round_queries(const Tile& tile, int head_dim, int columns, int ld, IntegerQ
             select_at_most(mul(mul(counted, twice), twice), set1(MAX_DOUBLED_SQUARES), twice, usual), usual);
         const F unit = div(set1(1.0f), scale);
         store(to.unit + c * W, unit);
-        F errors = set1(0.0f);
+        F of_low = set1(0.0f), of_high = set1(0.0f);
         for (int d = 0; d < head_dim; d += 2) {
-            const F low = scaled<DITHERS>(load(from + d * ld), scale, set1(DITHER.of[d]), errors);
-            const F high = scaled<DITHERS>(load(from + (d + 1) * ld), scale, set1(DITHER.of[d + 1]), errors);
+            const F low = scaled<DITHERS>(load(from + d * ld), scale, set1(DITHER.of[d]), of_low);
+            const F high = scaled<DITHERS>(load(from + (d + 1) * ld), scale, set1(DITHER.of[d + 1]), of_high);
             store(to.pairs + d / 2 * ld + c * W, integer_pairs(low, high));
         }
+        const F errors = add(of_low, of_high);
         to.errors = larger(to.errors, largest_lane(mul(errors, mul(unit, unit))));
     }
 }

@@ -5,7 +5,7 @@
 
 #include "exp2.h"
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(__AVX512F__) && defined(__x86_64__)
 #define HAS_INTEGERS 1
 #else
 #define HAS_INTEGERS 0
@@ -72,16 +72,17 @@ struct IntegerProduct {
     }
 };
 
-// x[i] = 2^(t[i] + BITS) for t[i] from -120 up to zero, to 2.8e-6 of it.
+// x[i] = 2^(s[i] * slope + offset + BITS), whose exponent without BITS is from -120 up to zero, to 2.8e-6 of it.
 template <int BITS, int N>
-INLINE void integer_weights(const F t[N], F x[N]) {
+INLINE void integer_weights(const F s[N], F slope, F offset, F x[N]) {
     constexpr float c[] = {1.0f, 0x1.62e12cp-1f, 0x1.ec0378p-3f, 0x1.c9fc46p-5f, 0x1.3a02ccp-7f};
     constexpr float UNIT = 1 << BITS;
+    const F to_round = add(offset, set1(ROUND_BASE));
     F rounded[N], f[N];
 #pragma GCC unroll 8
-    for (int i = 0; i < N; ++i) rounded[i] = add(t[i], set1(ROUND_BASE));
+    for (int i = 0; i < N; ++i) rounded[i] = madd(s[i], slope, to_round);
 #pragma GCC unroll 8
-    for (int i = 0; i < N; ++i) f[i] = sub(t[i], sub(rounded[i], set1(ROUND_BASE)));
+    for (int i = 0; i < N; ++i) f[i] = sub(madd(s[i], slope, offset), sub(rounded[i], set1(ROUND_BASE)));
 #pragma GCC unroll 8
     for (int i = 0; i < N; ++i) x[i] = set1(c[4] * UNIT);
 #pragma GCC unroll 4
