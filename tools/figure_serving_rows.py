@@ -1,0 +1,147 @@
+"""The rows of docs/figures.md about attention for serving."""
+
+from __future__ import annotations
+
+from figure_bounds import Bound, Row, least, mean, ratio, share, thousandths, unit
+from figure_readers import fields
+from figure_serving import (
+    from_batch,
+    host_us,
+    least_alone,
+    least_of,
+    least_rate,
+    mean_of,
+    most_at_best,
+    most_of_queries,
+    most_over_dense,
+    most_us_alone,
+    of_cases,
+    share_of_peak,
+)
+
+SHORT_PROMPTS = "32x512 16/16"
+OURS = "pages of 64"
+
+SERVING: tuple[Row, ...] = (
+    Row(
+        "decode over pages of 64 with at least 0.5 GB of keys and values: rate, and time over dense",
+        "h200-serving",
+        (
+            Bound("least", 4.2, unit("TB/s"), at_least=True),
+            Bound("most", 1.03, ratio),
+        ),
+        fields(least_rate(64), most_over_dense(64)),
+    ),
+    Row(
+        "the same over pages of 16 and of 1, time over dense",
+        "h200-serving",
+        (Bound("16", 1.05, ratio), Bound("1", 1.15, ratio)),
+        fields(most_over_dense(16), most_over_dense(1)),
+    ),
+    Row(
+        "decode over pages of 64 against FlashAttention-3, {1, 8, 64} sequences of {1k, 8k, 32k} keys",
+        "h200-serving",
+        (mean(1.25), Bound("least", 1.0, thousandths, at_least=True)),
+        fields(mean_of("decode", "fa3", OURS), least_of("decode", "fa3", OURS)),
+    ),
+    Row(
+        "the same with FlashAttention-3's schedule made ahead",
+        "h200-serving",
+        (Bound("geometric mean", None, ratio), Bound("least", None, thousandths)),
+        fields(mean_of("decode", "fa3 planned", OURS), least_of("decode", "fa3 planned", OURS)),
+    ),
+    Row(
+        "the same cells against FlashInfer, its plan made ahead",
+        "h200-serving-flashinfer",
+        (mean(1.1), least(1.0)),
+        fields(mean_of("decode", "flashinfer", OURS), least_of("decode", "flashinfer", OURS)),
+    ),
+    Row(
+        "a ragged batch of 64 sequences of 200 to 64k keys: share of 4.8 TB/s, and against FlashAttention-3",
+        "h200-serving",
+        (
+            Bound("", 0.85, share, at_least=True),
+            Bound("against FlashAttention-3", None, thousandths),
+        ),
+        fields(share_of_peak("ragged", OURS), least_of("ragged", "fa3", OURS)),
+    ),
+    Row(
+        "window of 128 with sinks, D=64, 64/8 heads, one sequence of 128 to 128k keys, which stay in the L2 cache",
+        "h200-serving",
+        (
+            Bound("most", 5, unit("µs")),
+            Bound("against FlashAttention-3, least", 2.0, ratio, at_least=True),
+        ),
+        fields(most_us_alone("window", OURS), least_alone("window", "fa3", OURS)),
+    ),
+    Row(
+        "`split_keys` over the call without, from 8k keys on: the best size of each cell; 512 and 1,024 of one "
+        "sequence of 8k left out",
+        "h200-serving",
+        (Bound("most", 1.05, ratio),),
+        fields(most_at_best("split", "free")),
+    ),
+    Row(
+        "4 and 8 query tokens of each of 1, 8 and 64 sequences of 8k keys over one",
+        "h200-serving",
+        (Bound("4", 1.12, ratio), Bound("8", 1.25, ratio)),
+        fields(most_of_queries("4"), most_of_queries("8")),
+    ),
+    Row(
+        "prompts at D=128, packed and in pages of 64: dense time over theirs, and packed against FlashAttention-3; "
+        "the least of six batches",
+        "h200-serving",
+        (
+            Bound("packed", 0.97, thousandths, at_least=True),
+            Bound("pages", 0.95, thousandths, at_least=True),
+            Bound("against FlashAttention-3", 1.05, thousandths, at_least=True),
+        ),
+        fields(
+            least_of("prefill", "dense", "packed"),
+            least_of("prefill", "dense", OURS),
+            least_of("prefill", "fa3", "packed"),
+        ),
+    ),
+    Row(
+        "the same without the batch of 32 prompts of 512",
+        "h200-serving",
+        (
+            Bound("packed", 0.97, thousandths, at_least=True),
+            Bound("pages", 0.95, thousandths, at_least=True),
+            Bound("against FlashAttention-3", 1.05, thousandths, at_least=True),
+        ),
+        fields(
+            of_cases("prefill", "dense", "packed", but=(SHORT_PROMPTS,)),
+            of_cases("prefill", "dense", OURS, but=(SHORT_PROMPTS,)),
+            of_cases("prefill", "fa3", "packed", but=(SHORT_PROMPTS,)),
+        ),
+    ),
+    Row(
+        "a chunk of 2k with 128 decodes of 2k in one launch, over two launches, and against FlashAttention-3's one",
+        "h200-serving",
+        (
+            Bound("two launches", 1.1, ratio, at_least=True),
+            Bound("FlashAttention-3", None, ratio),
+        ),
+        fields(least_of("chunk", "two launches", "one launch"), least_of("chunk", "fa3", "one launch")),
+    ),
+    Row(
+        "a cache of FP8 from 8 sequences of 8k on, against 16 bits, and against FlashAttention-3, which makes "
+        "queries of FP8; least",
+        "h200-serving",
+        (
+            Bound("16 bits", 1.7, ratio, at_least=True),
+            Bound("FlashAttention-3", 1.4, ratio, at_least=True),
+        ),
+        fields(
+            from_batch("fp8", 8, "16 bits", "fp8"),
+            from_batch("fp8", 8, "fa3, making them so", "fp8"),
+        ),
+    ),
+    Row(
+        "host time of a layer's call, eager: made in Python, and by the function of C",
+        "h200-serving",
+        (Bound("Python", 6, unit("µs")), Bound("C", 6, unit("µs"))),
+        fields(host_us("attention_varlen", "python"), host_us("attention_varlen", "native")),
+    ),
+)
