@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -79,13 +80,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[object]:
     """A race on a GPU that tests of other processes use shows their work, so those marked `alone` wait for the others.
     The wait is outside of what pytest-timeout counts."""
-    if item.get_closest_marker("gpu") is None or not _has_gpu():
-        return (yield)
-    with gpu_turn(turnstiles(), alone=item.get_closest_marker("alone") is not None):
-        return (yield)
+    try:
+        if item.get_closest_marker("gpu") is None or not _has_gpu():
+            return (yield)
+        with gpu_turn(turnstiles(), alone=item.get_closest_marker("alone") is not None):
+            return (yield)
+    finally:
+        if nextitem is None or nextitem.path != item.path:
+            _set_aside()
+
+
+def _set_aside() -> None:
+    """What is left after a file of tests stays: modules, caches, what pytest keeps of each test. Every look for garbage
+    would go through it again, half a second in a process that has worked for minutes, and each run of the lab's
+    measures memory behind such a look."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -106,66 +119,49 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.set_threshold(10_000)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _set_aside() -> Iterator[None]:
-    """What is left after a file of tests stays: modules, caches, what pytest keeps of each test. Every look for garbage
-    would go through it again, half a second in a process that has worked for minutes, and each run of the lab's
-    measures memory behind such a look."""
-    yield
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(autouse=True, scope="session")
-def _homes_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Settings and counts of the user who runs the tests are neither read nor changed."""
-    with pytest.MonkeyPatch.context() as patch:
+def _surroundings() -> Iterator[None]:
+    """What all tests find, those that fixtures of any scope start too. One fixture, and it asks for no other: each is a
+    twentieth of what pytest does for a test.
+
+    Settings and counts of the user who runs the tests are neither read nor changed. The lab's processes begin with what
+    they would import. What the lab does for its clocks alone is brief, as in processes that are forked.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="homes-", ignore_cleanup_errors=True) as homes,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         for variable in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
-            patch.setenv(variable, str(tmp_path_factory.mktemp(variable.lower())))
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _lesser_instruction_sets(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With ``--slow``, and where ``FLASHMOE_CPU_ISA`` names one, all are compiled as users do: `.ci/run` does both."""
-    from flashmoe_science.jit.host import INSTRUCTION_SET_VARIABLE
-    from instruction_sets import compile_lesser_ones_quickly
-
-    with pytest.MonkeyPatch.context() as patch:
-        if not request.config.getoption("--slow") and not os.environ.get(INSTRUCTION_SET_VARIABLE):
-            compile_lesser_ones_quickly(patch)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _warm_processes() -> Iterator[None]:
-    """The lab's processes begin with what they would import, those that fixtures of any scope start too."""
-    with pytest.MonkeyPatch.context() as patch:
+            home = Path(homes, variable.lower())
+            home.mkdir()
+            patch.setenv(variable, str(home))
+        _compile_lesser_instruction_sets(patch)
         patch.setattr(subprocess, "Popen", WarmPopen)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _brief_timing() -> Iterator[None]:
-    """In the processes of tests, as `brief_timing` does it in those that are forked."""
-    with pytest.MonkeyPatch.context() as patch:
         be_brief(patch.setattr)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _own_revision() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
         ask_once(patch.setattr)
         yield
 
 
-@pytest.fixture(autouse=True)
-def _fresh_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.node.get_closest_marker("fresh") is not None:
-        monkeypatch.setattr(subprocess, "Popen", FreshPopen)
-    if request.node.get_closest_marker("warm") is not None:
-        monkeypatch.setattr(warm_programs, "forks_texts", True)
+def _compile_lesser_instruction_sets(patch: pytest.MonkeyPatch) -> None:
+    """With ``--slow``, and where ``FLASHMOE_CPU_ISA`` names one, all are compiled as users do: `.ci/run` does both."""
+    from flashmoe_science.jit.host import INSTRUCTION_SET_VARIABLE
+    from instruction_sets import compile_lesser_ones_quickly
+
+    slow = settings.get_current_profile_name() == "slow"
+    if not slow and not os.environ.get(INSTRUCTION_SET_VARIABLE):
+        compile_lesser_ones_quickly(patch)
+
+
+@pytest.fixture
+def fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests about what an interpreter does: their processes are not forked from one that runs."""
+    monkeypatch.setattr(subprocess, "Popen", FreshPopen)
+
+
+@pytest.fixture
+def warm_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests whose programs, ``python -c``, may be forked from an interpreter that has imported the lab."""
+    monkeypatch.setattr(warm_programs, "forks_texts", True)
 
 
 @pytest.fixture(scope="session")

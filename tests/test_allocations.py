@@ -7,9 +7,12 @@ a float32 kernel once wrote past a bfloat16 buffer.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+from module_graph import nodes_of
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 FACTORIES = {
@@ -18,10 +21,10 @@ FACTORIES = {
 }
 
 
-def unnamed(source: str) -> list[int]:
+def unnamed(nodes: Iterable[ast.AST]) -> list[int]:
     """Lines of calls of torch's factories without dtype or device."""
     lines = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         if not (isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"):
@@ -34,10 +37,13 @@ def unnamed(source: str) -> list[int]:
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_allocations_name_dtype_and_device(path: Path) -> None:
-    assert unnamed(path.read_text()) == []
+    assert unnamed(nodes_of(path)) == []
 
 
 def test_the_rule_sees_what_it_is_for() -> None:
-    assert unnamed("import torch\ntorch.empty(3, dtype=torch.float32)") == [2]
-    assert unnamed("import torch\ntorch.empty(3, device='cpu')") == [2]
-    assert unnamed("import torch\ntorch.empty(3, dtype=torch.float32, device='cpu')") == []
+    def seen(arguments: str) -> list[int]:
+        return unnamed(ast.walk(ast.parse(f"import torch\ntorch.empty({arguments})")))
+
+    assert seen("3, dtype=torch.float32") == [2]
+    assert seen("3, device='cpu'") == [2]
+    assert seen("3, dtype=torch.float32, device='cpu'") == []

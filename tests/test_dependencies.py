@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from module_graph import nodes_of
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -56,7 +58,7 @@ def imported(package: str) -> frozenset[str]:
         name
         for path in (ROOT / "src" / package).rglob("*.py")
         if "@" not in path.name  # of a template
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         for name in names(node)
         if is_third_party(name)
     )
@@ -106,11 +108,7 @@ def test_only_the_package_about_models_imports_them() -> None:
         path
         for path in (ROOT / "src/flashmoe_science").rglob("*.py")
         if "huggingface" not in path.parts
-        and any(
-            name.partition(".")[0] == "transformers"
-            for node in ast.walk(ast.parse(path.read_text()))
-            for name in names(node)
-        )
+        and any(name.partition(".")[0] == "transformers" for node in nodes_of(path) for name in names(node))
     ]
     assert outside == []
 

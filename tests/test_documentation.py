@@ -92,7 +92,7 @@ README_SHAPES = "print(tuple(output.shape), tuple(lse.shape))"
 OUTPUT_SHAPE = "print(tuple(output.shape))"
 
 
-@pytest.mark.warm
+@pytest.mark.usefixtures("warm_texts")
 @pytest.mark.parametrize(
     ("page", "begins", "ends", "expected"),
     [
@@ -117,7 +117,7 @@ def test_examples_run(page: str, begins: str, ends: str, expected: str) -> None:
     assert done.stdout == expected, done.stderr
 
 
-@pytest.mark.warm
+@pytest.mark.usefixtures("warm_texts")
 def test_the_ways_into_a_model_run() -> None:
     """Every block of the page, one after the other in one process."""
     if importlib.util.find_spec("transformers") is None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from cudadent42.flows import doctor
 from cudadent42.runs.run_folder import _RECORDED_VARIABLES
-from module_graph import files_of, parsed
+from module_graph import files_of, nodes_of, parsed
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/environment.md").read_text(encoding="utf-8")
@@ -65,9 +66,9 @@ def is_environment(node: ast.expr) -> bool:
     return getattr(node, "attr", getattr(node, "id", "")) in ("environ", "environb")
 
 
-def reads(tree: ast.AST) -> Iterator[ast.expr]:
+def reads(nodes: Iterable[ast.AST]) -> Iterator[ast.expr]:
     """The names, as expressions, that a module asks the environment for."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
             if node.func.attr == "getenv" or (
                 node.func.attr in ("get", "pop", "setdefault") and is_environment(node.func.value)
@@ -83,7 +84,7 @@ def reads(tree: ast.AST) -> Iterator[ast.expr]:
 def bound_in(module: str) -> Bound:
     """By name, what a module binds it to: by an assignment on its top level, an import from another, or a loop."""
     bound: Bound = {}
-    for node in ast.walk(parsed(FILES[module])):
+    for node in nodes_of(FILES[module]):
         if isinstance(node, (ast.For, ast.comprehension)) and isinstance(node.target, ast.Name):
             bound.setdefault(node.target.id, []).append(node.iter)
     for node in parsed(FILES[module]).body:
@@ -95,7 +96,7 @@ def bound_in(module: str) -> Bound:
 
 
 def imported_from(module: str, name: str) -> tuple[str, str] | None:
-    for node in ast.walk(parsed(FILES[module])):
+    for node in nodes_of(FILES[module]):
         if isinstance(node, ast.ImportFrom) and node.module in FILES:
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
@@ -135,10 +136,11 @@ def read_by_scripts() -> set[str]:
     return names - SET_FOR_SCRIPTS - OF_THE_SHELL
 
 
+@functools.cache
 def read_by_the_code() -> set[str]:
     names = set(_RECORDED_VARIABLES) | IN_PROC
     for module, path in FILES.items():
-        for node in reads(parsed(path)):
+        for node in reads(nodes_of(path)):
             names |= values(module, node)
     return names
 
@@ -158,12 +160,12 @@ def read_by_the_code() -> set[str]:
     ],
 )
 def test_every_way_to_read_a_variable_is_seen(source: str) -> None:
-    (node,) = reads(ast.parse(source))
+    (node,) = reads(ast.walk(ast.parse(source)))
     assert values("cudadent42", node) == {"A"}
 
 
 def test_what_is_only_set_is_not_read() -> None:
-    assert list(reads(ast.parse("os.environ['A'] = '1'\ndel os.environ['A']\n{}.get('A')"))) == []
+    assert list(reads(ast.walk(ast.parse("os.environ['A'] = '1'\ndel os.environ['A']\n{}.get('A')")))) == []
 
 
 def test_every_variable_that_is_read_stands_on_the_page() -> None:

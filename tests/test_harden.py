@@ -87,7 +87,7 @@ def test_jobs_at_a_time_come_to_what_is_wanted_of_each(harden: ModuleType, tmp_p
     assert alone.name == "probe"
 
 
-@pytest.mark.fresh
+@pytest.mark.usefixtures("fresh_processes")
 def test_a_machine_that_lacks_something_is_told_what(tmp_path: Path) -> None:
     """In a line and with exit code 2: 1 would be a kernel's fault."""
 

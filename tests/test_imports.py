@@ -20,6 +20,7 @@ from module_graph import (
     files_of,
     forbidden,
     named_modules,
+    nodes_of,
     parsed,
     part_of,
     upward_rows,
@@ -195,7 +196,7 @@ def test_no_module_needs_itself() -> None:
 
 def test_the_kernels_know_nothing_of_the_lab() -> None:
     for path in (SOURCE / "flashmoe_science").rglob("*.py"):
-        for node in ast.walk(parsed(path)):
+        for node in nodes_of(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not [name for name in names if name.split(".")[0] == "cudadent42"], path

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
-from cudadent42.commands.cli import app
+import command_line
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -55,7 +54,7 @@ def commands(group: Any) -> dict[str, Any]:
     return dict(getattr(group, "commands", {}))
 
 
-CLI = commands(typer.main.get_command(app))
+CLI = commands(command_line.group())
 
 
 def shell_lines(text: str) -> list[list[str]]:

@@ -3,12 +3,12 @@ text 30."""
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from module_graph import files_of, parsed
+from module_graph import files_of, nodes_of
 
 ROOT = Path(__file__).parents[1]
 MOST_WORDS, MOST_OF_HELP = 40, 30
@@ -93,8 +93,8 @@ def texts_of(node: ast.expr) -> str:
     return ""
 
 
-def messages(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def messages(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Call):
             function = getattr(node.func, "attr", getattr(node.func, "id", ""))
             if function.endswith("Error") or function in SAYING:
@@ -106,7 +106,7 @@ def test_the_words_of_a_message_are_counted() -> None:
     source = (
         f"""raise InputError(f"{long}")\nfail("{long}" + "x")\nsay("{long}" if x else "")\nlen("{long}")"""
     )
-    assert sum(len(too_long(message)) for message in messages(ast.parse(source))) == 3
+    assert sum(len(too_long(message)) for message in messages(ast.walk(ast.parse(source)))) == 3
 
 
 @pytest.mark.parametrize("package", ["cudadent42", "flashmoe_science"])
@@ -114,7 +114,7 @@ def test_no_sentence_of_a_message_is_too_long(package: str) -> None:
     long = [
         f"{path.relative_to(ROOT)}: {sentence}"
         for path in files_of(package).values()
-        for message in messages(parsed(path))
+        for message in messages(nodes_of(path))
         for part in re.split(r";\s", message)  # what a message says to do stands behind one
         for sentence in too_long(part)
     ]

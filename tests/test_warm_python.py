@@ -54,7 +54,7 @@ raise SystemExit(3)
 """
 
 
-@pytest.mark.warm
+@pytest.mark.usefixtures("warm_texts")
 def test_a_text_that_is_forked_is_the_main_program(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "TOLD = 7" + TEXT, "word", "-m"]
     done = subprocess.run(
@@ -74,3 +74,16 @@ def test_what_names_transformers_has_a_server_by_what_that_reads() -> None:
     assert warm_programs.read_by_models(["-m", "cudadent42"], "/", environment) is None
     said = warm_programs.read_by_models(["-c", "import transformers"], "/", environment)
     assert said == (("HF_HUB_OFFLINE", "1"),)
+
+
+@pytest.mark.usefixtures("fresh_processes")
+def test_processes_are_fresh_where_a_test_asks_for_it() -> None:
+    assert subprocess.Popen is warm_python.FreshPopen
+
+
+def test_processes_are_warm_in_all_other_tests_and_have_homes_of_their_own() -> None:
+    assert subprocess.Popen is warm_python.WarmPopen
+    assert not warm_programs.forks_texts
+    for variable in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        assert Path(os.environ[variable]).is_dir()
+        assert Path(os.environ[variable]).parent.name.startswith("homes-")

@@ -243,7 +243,7 @@ def test_a_daemon_does_not_outlive_the_run(scene: Path, sandbox: Sandbox) -> Non
     assert not [line for line in lines if line.startswith(words)]
 
 
-@pytest.mark.fresh
+@pytest.mark.usefixtures("fresh_processes")
 @pytest.mark.parametrize("sealed", [True])
 def test_the_audit_confines_each_contestant(sealed: bool, scene: Path, sandbox: Sandbox) -> None:
     log = scene / "audit.log"

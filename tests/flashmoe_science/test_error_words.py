@@ -14,7 +14,7 @@ import torch
 import flashmoe_science as ours
 from flashmoe_science.errors import DeviceError, InputError
 from flashmoe_science.jit import host
-from module_graph import files_of, parsed
+from module_graph import files_of, nodes_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -94,7 +94,7 @@ def test_error_of_a_variable(
 def texts() -> Iterator[str]:
     """All that the package can say; a space is where it puts in a value."""
     for path in files_of("flashmoe_science").values():
-        for node in ast.walk(parsed(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.JoinedStr):
                 yield "".join(
                     str(part.value) if isinstance(part, ast.Constant) else " " for part in node.values

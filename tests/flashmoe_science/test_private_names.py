@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 import bare_torch
-from module_graph import files_of, parsed
+from module_graph import files_of, nodes_of
 
 FILES = files_of("flashmoe_science")
 GATHERED = "flashmoe_science.torch_private"
@@ -43,11 +43,11 @@ def dotted(node: ast.AST) -> str:
     return ""
 
 
-def private_names(tree: ast.Module) -> Iterator[str]:
+def private_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Those of PyTorch that a module names. What ``getattr`` asks for with a default is not one of them."""
     bound: dict[str, str] = {}
     inner: set[ast.AST] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.partition(".")[0] == "torch":
@@ -61,7 +61,7 @@ def private_names(tree: ast.Module) -> Iterator[str]:
             inner.add(node.value)
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr" and len(node.args) == 3:
             inner.add(node.args[0])
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and node not in inner and (name := dotted(node)):
             first, _, rest = name.partition(".")
             if first in bound:
@@ -83,7 +83,7 @@ def private_names(tree: ast.Module) -> Iterator[str]:
     ],
 )
 def test_a_private_name_is_seen_however_it_is_written(source: str, expected: list[str]) -> None:
-    assert [name for name in private_names(ast.parse(source)) if is_private(name)] == expected
+    assert [name for name in private_names(list(ast.walk(ast.parse(source)))) if is_private(name)] == expected
 
 
 def test_private_names_of_pytorch_have_a_stand_in_or_a_reason() -> None:
@@ -91,7 +91,7 @@ def test_private_names_of_pytorch_have_a_stand_in_or_a_reason() -> None:
         name
         for module, path in FILES.items()
         if module != GATHERED
-        for name in private_names(parsed(path))
+        for name in private_names(nodes_of(path))
         if is_private(name)
     }
     assert used == set(ELSEWHERE)

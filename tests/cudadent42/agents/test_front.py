@@ -203,7 +203,7 @@ def test_half_a_line_is_the_sdks() -> None:
     assert talk.end() == Opening((b'{"jsonrpc"',), frozenset(), over=False)
 
 
-@pytest.mark.fresh
+@pytest.mark.usefixtures("fresh_processes")
 def test_the_first_answer_waits_for_no_sdk() -> None:
     script = (
         "import sys, cudadent42.commands.alone, cudadent42.agents.front\n"

@@ -250,7 +250,7 @@ def test_stop_ends_all_that_a_race_started_and_nothing_else(project: Path) -> No
 
 
 @ONLY_LINUX
-@pytest.mark.fresh
+@pytest.mark.usefixtures("fresh_processes")
 def test_the_race_of_a_server_that_is_killed_ends_with_it(project: Path) -> None:
     """Spoken to by hand, as a client of another make does."""
     wish = {**ANY, "implementation": "without_end.py:attention", "suite": "agents.toml", "device": "cpu"}
@@ -391,7 +391,7 @@ def mapped(process: int) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.fresh
+@pytest.mark.usefixtures("fresh_processes")
 @pytest.mark.parametrize("mode", MODES)
 def test_the_command_serves_on_standard_input_and_output(project: Path, mode: str) -> None:
     command = mcp.StdioServerParameters(
@@ -422,7 +422,7 @@ def test_the_command_serves_on_standard_input_and_output(project: Path, mode: st
     asyncio.run(run())
 
 
-@pytest.mark.fresh
+@pytest.mark.usefixtures("fresh_processes")
 def test_neither_start_nor_listing_nor_refusing_imports_torch(project: Path) -> None:
     program = """
 import asyncio, sys
@@ -460,7 +460,7 @@ def test_bad_options_of_the_command(tmp_path: Path, options: list[str], says: st
     assert says in done.stderr
 
 
-@pytest.mark.fresh
+@pytest.mark.usefixtures("fresh_processes")
 def test_without_the_extra_the_command_names_it(tmp_path: Path) -> None:
     program = (
         "import sys, importlib.util\n"

@@ -15,7 +15,7 @@ from cudadent42.base import interpreter
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no option for it")
 
 
-@pytest.mark.fresh
+@pytest.mark.usefixtures("fresh_processes")
 def test_a_module_of_the_current_folder_is_not_taken_for_pythons(tmp_path: Path) -> None:
     """The worker imports ``queue``. It ends at once, as no child of the process that it is told of."""
     (tmp_path / "queue.py").write_text("raise SystemExit('shadowed')")

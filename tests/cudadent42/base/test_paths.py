@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cudadent42.base.paths import real_path
+from module_graph import nodes_of
 
 SOURCES = Path(__file__).parents[3] / "src" / "cudadent42"
 
@@ -37,7 +38,7 @@ def test_no_module_asks_pathlib_where_a_user_s_path_leads() -> None:
         f"{path.relative_to(SOURCES)}:{node.lineno}"
         for path in SOURCES.rglob("*.py")
         if path.name != "paths.py"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "resolve"

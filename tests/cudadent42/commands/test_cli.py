@@ -187,7 +187,7 @@ def test_what_is_wrong_is_not_timed_and_the_exit_code_says_so(suite: Path, tmp_p
     assert (tmp_path / "run/report.html").exists()
 
 
-@pytest.mark.warm
+@pytest.mark.usefixtures("warm_texts")
 def test_children_are_waited_for_below_a_parent_that_ignores_their_end() -> None:
     text = """
 import signal, subprocess, sys
@@ -420,7 +420,7 @@ IMPORTS_TORCH = [
 ]
 
 
-@pytest.mark.fresh
+@pytest.mark.usefixtures("fresh_processes")
 @pytest.mark.parametrize("arguments", [("suites",), ("suites", "--json"), *IMPORTS_TORCH])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_standard_output_is_a_line_and_exit_2(arguments: tuple[str, ...], unbuffered: str) -> None:
@@ -437,7 +437,7 @@ def test_a_full_standard_output_is_a_line_and_exit_2(arguments: tuple[str, ...],
     assert re.fullmatch(r"error: .*No space left on device\n", done.stderr)
 
 
-@pytest.mark.fresh
+@pytest.mark.usefixtures("fresh_processes")
 @pytest.mark.parametrize("arguments", [("suites",), ("suites", "--json"), IMPORTS_TORCH[1]])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_that_has_seen_enough_is_no_error(arguments: tuple[str, ...], unbuffered: str) -> None:

@@ -164,7 +164,7 @@ def test_a_group_that_does_something_alone_does_it(tmp_path: Path, group: str) -
         ("run", "--untrusted", "--implementations", "./none.py:f"),
     ],
 )
-@pytest.mark.fresh
+@pytest.mark.usefixtures("fresh_processes")
 def test_without_a_home_nothing_is_read_or_made_below_the_working_directory(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
+import command_line
 from cudadent42.commands import completion
-from cudadent42.commands.cli import app
 from cudadent42.commands.help import KEPT, OUTPUT
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,7 +27,7 @@ def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
         yield from walk(inner, (*path, name))
 
 
-COMMANDS = dict(walk(typer.main.get_command(app)))
+COMMANDS = dict(walk(command_line.group()))
 
 
 def help_of(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> str:
@@ -52,8 +50,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("CUDADENT42_RATE", raising=False)
-    runner = CliRunner()
-    return lambda *words: runner.invoke(app, list(words), prog_name="cudadent42")
+    return lambda *words: command_line.invoke(*words, prog_name="cudadent42")
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=lambda path: " ".join(path) or "cudadent42")

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+import command_line
 from cudadent42.base.errors import UsageError
 from cudadent42.base.observer import Quiet
-from cudadent42.commands.cli import app
 from cudadent42.commands.tune import _rungs, seconds
 from cudadent42.operations import definition
 from cudadent42.preflight.definitions import Context
@@ -38,7 +37,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("CUDADENT42_RATE", raising=False)
     (tmp_path / "s.toml").write_text(SPACE)
-    return lambda *words: CliRunner().invoke(app, ["tune", *words], prog_name="cudadent42")
+    return lambda *words: command_line.invoke("tune", *words, prog_name="cudadent42")
 
 
 @pytest.fixture

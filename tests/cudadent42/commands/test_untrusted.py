@@ -33,7 +33,7 @@ def lab_on(machine: dict[int, int], *arguments: str) -> subprocess.CompletedProc
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.fresh
+@pytest.mark.usefixtures("fresh_processes")
 @pytest.mark.skipif(sys.platform != "linux", reason="sandboxes are made of Linux")
 def test_a_machine_that_cannot_confine_refuses_with_what_to_do(tmp_path: Path) -> None:
     candidate = tmp_path / "mine.py"

@@ -72,7 +72,7 @@ def test_what_pytorch_counts_with_is_its_own_and_its_functions_are_not(
     assert names(originals) == ["torch.cuda.synchronize"]
 
 
-@pytest.mark.warm
+@pytest.mark.usefixtures("warm_texts")
 def test_what_was_written_to_where_it_lies() -> None:
     """In a process of its own: the constant is everybody's."""
     program = """

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 pytestmark = [
-    pytest.mark.warm,
+    pytest.mark.usefixtures("warm_texts"),
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how a thread is run"),
 ]
 

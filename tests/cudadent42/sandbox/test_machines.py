@@ -31,7 +31,7 @@ NOBODY = 65534
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="sandboxes are made of Linux"),
-    pytest.mark.fresh,
+    pytest.mark.usefixtures("fresh_processes"),
 ]
 
 

@@ -33,7 +33,7 @@ def measured(call: str) -> float:
 
 
 @linux
-@pytest.mark.warm
+@pytest.mark.usefixtures("warm_texts")
 def test_memory_counts_scratch_and_output() -> None:
     """30 MB of scratch under a 10 MB output; the scratch is gone when the call returns."""
     megabytes = measured("""
@@ -47,7 +47,7 @@ call()  # the first call also pages in code
 
 
 @linux
-@pytest.mark.warm
+@pytest.mark.usefixtures("warm_texts")
 def test_memory_that_a_collection_frees_hides_nothing() -> None:
     """30 MB that only a cycle held, and a call in which the collector looks."""
     megabytes = measured("""

@@ -85,7 +85,7 @@ def test_what_does_not_compile_and_what_is_the_same_code_is_not_raced(tmp_path: 
     assert out["BLOCK=16"] == out["BLOCK=32"] == "the same machine code as default"
 
 
-@pytest.mark.fresh
+@pytest.mark.usefixtures("fresh_processes")
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_of_the_compile_cache_is_no_fault_of_a_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

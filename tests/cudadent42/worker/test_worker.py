@@ -262,7 +262,9 @@ def test_what_a_candidate_prints_has_an_end(
     assert "exit code 9: xxx" in verdict(verified, FIRST, candidate("prints")).detail
 
 
-@pytest.mark.fresh  # by what the system keeps of the environment that a process began with
+@pytest.mark.usefixtures(
+    "fresh_processes"
+)  # by what the system keeps of the environment that a process began with
 @pytest.mark.parametrize("worker_dies", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_daemon_of_a_candidate_ends_with_the_worker(
     candidate: Callable[[str], str], tmp_path: Path, worker_dies: bool
@@ -360,7 +362,7 @@ def test_interrupt_ends_the_worker_and_keeps_the_blocks(candidate: Callable[[str
     assert verified.passed  # the same Worker starts a new process
 
 
-@pytest.mark.warm
+@pytest.mark.usefixtures("warm_texts")
 @pytest.mark.parametrize("how", ["sleeps", "holds_the_lock", "stops_itself"])
 def test_worker_ends_when_its_parent_is_killed(
     candidate: Callable[[str], str], tmp_path: Path, how: str

@@ -74,7 +74,7 @@ def test_own_threads_where_no_openmp_runtime_is_loaded() -> None:
     assert "passed" in done.stdout
 
 
-@pytest.mark.fresh  # it is about what the loader finds first
+@pytest.mark.usefixtures("fresh_processes")  # it is about what the loader finds first
 def test_a_call_does_not_wait_again_for_a_thread_that_other_programs_keep_from_beginning(
     tmp_path: Path,
 ) -> None:

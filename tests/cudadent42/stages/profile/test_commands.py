@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
+import command_line
 from cudadent42.base.serialise import dumps, loads
-from cudadent42.commands.cli import app
 from cudadent42.flows import doctor
 from cudadent42.preflight import ncu_install
 from cudadent42.profiles import diagnose, store
@@ -122,7 +122,7 @@ class Bench:
         path.chmod(0o755)
 
     def run(self, *arguments: str) -> Result:
-        return CliRunner().invoke(app, list(arguments))
+        return command_line.invoke(*arguments)
 
     def profile(self, *options: str) -> Result:
         return self.run(
