@@ -24,16 +24,19 @@ class MoeHopperConfiguration:
     step: int
     """Tiles with fewer tokens are as wide as a multiple of this."""
     stages: int
+    cluster: int = 1
+    """Blocks that take the same weights at once and load a part of them each, 1 or 2."""
 
     @property
     def macros(self) -> dict[str, int]:
-        return {"TOKENS": self.tokens, "STEP": self.step, "STAGES": self.stages}
+        return {"TOKENS": self.tokens, "STEP": self.step, "STAGES": self.stages, "CLUSTER": self.cluster}
 
     @property
     def shared_bytes(self) -> int:
         """Tiles, barriers, and what rounding the start up to 1024 bytes may take."""
-        barriers = 16 * (self.stages + 2)
-        tiles = 2 * 16
+        tickets = 2 if self.cluster > 1 else 0
+        barriers = 16 * (self.stages + 2 + tickets)
+        tiles = 2 * 16 + tickets * 16
         return self.stages * (WEIGHT_ROWS + self.tokens) * _ROW_BYTES + barriers + tiles + 1024
 
 

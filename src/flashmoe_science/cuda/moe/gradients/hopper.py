@@ -135,6 +135,7 @@ def _product_kernel(
         },
         threads_per_block=forward_configs.THREADS,
         dynamic_shared_bytes=tile.shared_bytes,
+        cluster_blocks=tile.cluster,
     )
 
 
@@ -160,6 +161,7 @@ def weights_kernel(
         macros={
             "TOKENS": tile.tokens,
             "STAGES": tile.stages,
+            "CLUSTER": tile.cluster,
             "SECOND": int(second),
             "ACCUMULATE": int(accumulates),
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
@@ -168,6 +170,7 @@ def weights_kernel(
         },
         threads_per_block=forward_configs.THREADS,
         dynamic_shared_bytes=tile.shared_bytes,
+        cluster_blocks=tile.cluster,
     )
 
 
@@ -323,8 +326,9 @@ class _Make:
             torch.cuda.is_current_stream_capturing(),
             allow_defects=self._allow_defects,
         )
-        grid = (self._device.multiprocessors if blocks is None else blocks, 1, 1)
-        return Launcher(function, grid, compiled, -(-argument_bytes // 64) * 64, dependent=True)
+        if blocks is None:
+            blocks = self._device.multiprocessors // compiled.cluster_blocks * compiled.cluster_blocks
+        return Launcher(function, (blocks, 1, 1), compiled, -(-argument_bytes // 64) * 64, dependent=True)
 
     def _rows_map(self, launcher: Launcher, at: int, columns: int, box_rows: int) -> TensorMap:
         """Of sorted rows."""
@@ -411,7 +415,7 @@ class _Make:
         compiled = weights_kernel(tiles, problem.dtype, second=second, accumulates=accumulates)
         columns = problem.intermediate if second else problem.w13_rows
         launcher = self.launcher(compiled, MAP_BYTES + _WEIGHTS.size + _WEIGHTS_REST.size)
-        rows_map = self._rows_map(launcher, 0, columns, configs.PANEL)
+        rows_map = self._rows_map(launcher, 0, columns, configs.PANEL // tiles.weights.cluster)
         interleaved = problem.gated and problem.w13_layout is W13Layout.INTERLEAVED
         _WEIGHTS_REST.pack_into(
             launcher.buffer,
@@ -419,7 +423,7 @@ class _Make:
             problem.experts,
             problem.hidden,
             columns,
-            _tiles(problem.hidden),
+            -(-_tiles(problem.hidden) // tiles.weights.cluster),
             -(-columns // tiles.weights.tokens),
             problem.top_k,
             problem.intermediate,

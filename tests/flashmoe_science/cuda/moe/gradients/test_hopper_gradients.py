@@ -235,6 +235,36 @@ def test_tiles_of_other_sizes_have_the_same_bits(hidden: int, intermediate: int)
         assert torch.equal(gradient, expected)
 
 
+PAIR = MoeHopperConfiguration(tokens=64, step=32, stages=4, cluster=2)
+PAIRS = MoeHopperBackward(first=PAIR, second=PAIR, weights=replace(NARROW.weights, cluster=2))
+
+
+@NEEDS_COMPILER
+@pytest.mark.usefixtures("emulated_launches")
+@pytest.mark.parametrize(
+    ("hidden", "intermediate", "activation"),
+    [(80, 272, Activation.SWIGLU_OAI), (528, 80, Activation.RELU2_NO_MUL)],
+)
+@pytest.mark.parametrize("copies_late", [True, False])
+def test_pairs_of_blocks_have_the_same_bits(
+    hidden: int, intermediate: int, activation: Activation, copies_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts of several pairs of tiles, of one row, whose second block has none, and of no rows."""
+    monkeypatch.setattr(EmulatedLauncher, "copies_late", copies_late)
+    ids = torch.tensor([[0, 3]] * 90 + [[1, 3]] + [[3, -1]] * 9, dtype=torch.int32)
+    emulated, grad_output = emulate(100, hidden, intermediate, 4, 2, activation=activation, ids=ids)
+    output, z = emulated.output.clone(), emulated.z.clone()
+    problem = MoeBackwardProblem(emulated.problem, ALL, kept=True)
+    usual = emulated.backward(grad_output, problem)[:4]
+    pairs = Emulated(emulated.moe, emulated.problem, blocks=5)
+    assert torch.equal(pairs.forward(PAIR), output)
+    assert torch.equal(pairs.z.view(torch.int16), z.view(torch.int16))
+    for gradient, expected in zip(pairs.backward(grad_output, problem, tiles=PAIRS)[:4], usual, strict=True):
+        assert gradient is not None
+        assert expected is not None
+        assert torch.equal(gradient, expected)
+
+
 @NEEDS_COMPILER
 @pytest.mark.usefixtures("emulated_launches")
 @pytest.mark.parametrize("tiles", [configs.WIDE, NARROW])
