@@ -93,7 +93,7 @@ def kernel(
         macros={
             **tile.macros,
             "GATHER": int(activation is not None),
-            "KEEP": int(keeps and activation is not None),
+            "KEEP": (1 + tile.kept_through_shared) * int(keeps and activation is not None),
             "ACTIVATION": 0 if activation is None else ACTIVATION_CODES[activation],
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "NATIVE_CP_ASYNC": 1,

@@ -257,8 +257,10 @@ def test_pairs_of_blocks_have_the_same_bits(
     problem = MoeBackwardProblem(emulated.problem, ALL, kept=True)
     usual = emulated.backward(grad_output, problem)[:4]
     pairs = Emulated(emulated.moe, emulated.problem, blocks=5)
-    assert torch.equal(pairs.forward(PAIR), output)
-    assert torch.equal(pairs.z.view(torch.int16), z.view(torch.int16))
+    for tile in (PAIR, replace(PAIR, kept_through_shared=True), replace(PAIR, kept_through_shared=True, cluster=1)):
+        pairs.z.fill_(torch.nan)
+        assert torch.equal(pairs.forward(tile), output)
+        assert torch.equal(pairs.z.view(torch.int16), z.view(torch.int16))
     for gradient, expected in zip(pairs.backward(grad_output, problem, tiles=PAIRS)[:4], usual, strict=True):
         assert gradient is not None
         assert expected is not None
