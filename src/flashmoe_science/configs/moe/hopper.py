@@ -26,6 +26,8 @@ class MoeHopperConfiguration:
     stages: int
     cluster: int = 1
     """Blocks that take the same weights at once and load a part of them each, 1 or 2."""
+    eights: int = 2
+    """Of tokens that the epilogue of the backward pass's first product has at once, 2 or 4."""
     kept_through_shared: bool = False
     """What the first product keeps for the backward pass goes through shared memory."""
 

@@ -128,6 +128,7 @@ def _product_kernel(
         macros={
             **tile.macros,
             "GATHER": int(gather),
+            **({"EIGHTS": tile.eights} if gather else {}),
             "ACTIVATION": 0 if activation is None else ACTIVATION_CODES[activation],
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "NATIVE_CP_ASYNC": 1,

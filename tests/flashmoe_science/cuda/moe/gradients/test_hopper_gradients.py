@@ -236,7 +236,7 @@ def test_tiles_of_other_sizes_have_the_same_bits(hidden: int, intermediate: int)
 
 
 PAIR = MoeHopperConfiguration(tokens=64, step=32, stages=4, cluster=2)
-PAIRS = MoeHopperBackward(first=PAIR, second=PAIR, weights=replace(NARROW.weights, cluster=2))
+PAIRS = MoeHopperBackward(first=replace(PAIR, eights=4), second=PAIR, weights=replace(NARROW.weights, cluster=2))
 
 
 @NEEDS_COMPILER
