@@ -236,7 +236,9 @@ def test_tiles_of_other_sizes_have_the_same_bits(hidden: int, intermediate: int)
 
 
 PAIR = MoeHopperConfiguration(tokens=64, step=32, stages=4, cluster=2)
-PAIRS = MoeHopperBackward(first=replace(PAIR, eights=4), second=PAIR, weights=replace(NARROW.weights, cluster=2))
+PAIRS = MoeHopperBackward(
+    first=replace(PAIR, eights=4), second=PAIR, weights=replace(NARROW.weights, cluster=2)
+)
 
 
 @NEEDS_COMPILER
@@ -257,7 +259,11 @@ def test_pairs_of_blocks_have_the_same_bits(
     problem = MoeBackwardProblem(emulated.problem, ALL, kept=True)
     usual = emulated.backward(grad_output, problem)[:4]
     pairs = Emulated(emulated.moe, emulated.problem, blocks=5)
-    for tile in (PAIR, replace(PAIR, kept_through_shared=True), replace(PAIR, kept_through_shared=True, cluster=1)):
+    for tile in (
+        PAIR,
+        replace(PAIR, kept_through_shared=True),
+        replace(PAIR, kept_through_shared=True, cluster=1),
+    ):
         pairs.z.fill_(torch.nan)
         assert torch.equal(pairs.forward(tile), output)
         assert torch.equal(pairs.z.view(torch.int16), z.view(torch.int16))
