@@ -1,6 +1,6 @@
 // Boxes with the 128-byte swizzle, copied at once. A map: address, rank, sizes, strides in bytes after the first, box.
 #pragma once
-#include "ptx/cluster_barrier.cuh"
+#include "ptx/mbarrier.cuh"
 namespace ptx {
 struct alignas(64) TensorMap { uint64 opaque[16]; };
 constexpr uint64 EVICT_FIRST = 0, EVICT_LAST = 0;
@@ -17,6 +17,5 @@ template <class... At> void tma_load(const TensorMap& map, uint32 to, uint32 bar
   }
   mbarrier_complete(barrier, 2*(int)total);
 }
-template <class... At> void tma_load_to_both(const TensorMap& map, uint32 to, uint32 barrier, At... at) { for (int rank=0; rank<2; rank++) as_block(rank, [&] { tma_load(map, to, barrier, at...); }); }
 inline void tma_load(const TensorMap& map, uint32 to, uint32 barrier, uint64, int x, int y, int z, int w) { tma_load(map, to, barrier, x, y, z, w); }
 }

@@ -4,6 +4,7 @@
 #include "hopper/ring.cuh"
 #include "moe/hopper_parameters.cuh"
 #include "ptx/cluster_barrier.cuh"
+#include "ptx/multicast.cuh"
 
 namespace moe {
 
