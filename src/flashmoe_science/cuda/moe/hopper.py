@@ -37,8 +37,16 @@ def choose(problem: MoeProblem, device: Device) -> Choice | None:
     """The tile for the mean number of rows of an expert, where the compiler is up to it."""
     if why_not(problem, device) is not None:
         return None
-    tile = configs.configuration(problem.rows_per_expert)
-    return Choice(MoeKind.HOPPER, tile, "TMA and wgmma products of rows sorted by expert")
+    tile = configuration(problem)
+    reason = "TMA and wgmma products of rows sorted by expert"
+    return Choice(
+        MoeKind.HOPPER, tile, reason + (", pairs of blocks share weights" if tile.cluster > 1 else "")
+    )
+
+
+def configuration(problem: MoeProblem) -> MoeHopperConfiguration:
+    """The usual tile."""
+    return configs.configuration(problem.rows_per_expert, pairs=problem.keeps and problem.gated)
 
 
 def why_not(problem: MoeProblem, device: Device) -> str | None:
@@ -76,7 +84,7 @@ def kernels(architecture: str) -> list[CudaKernel]:
     products = [
         kernel(tile, activation, dtype)
         for tile in configs.all_configurations()
-        for activation in (*Activation, None)
+        for activation in (*(() if tile.cluster > 1 else Activation), None)  # a pair's first product keeps
         for dtype in (torch.bfloat16, torch.float16)
     ]
     return [*products, *routing.kernels(_ARCHITECTURE), *combine.kernels(_ARCHITECTURE)]
@@ -93,7 +101,7 @@ def kernel(
         macros={
             **tile.macros,
             "GATHER": int(activation is not None),
-            "KEEP": (1 + tile.kept_through_shared) * int(keeps and activation is not None),
+            "KEEP": int(keeps and activation is not None),
             "ACTIVATION": 0 if activation is None else ACTIVATION_CODES[activation],
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "NATIVE_CP_ASYNC": 1,

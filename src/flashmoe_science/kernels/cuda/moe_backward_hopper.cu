@@ -6,8 +6,8 @@
 // the tile comes through the same ring of stages once the product has run; see `store_panel` for what is made of both.
 // Otherwise the second: the gradient of the input by slot, w13^T dz; the combination then adds a token's.
 //
-// Compile-time configuration: TOKENS, STEP, STAGES, CLUSTER, GATHER, ACTIVATION (without GATHER it only says whether there is
-// a gate), ELEMENT_BF16, with GATHER also EIGHTS (of tokens that the epilogue has at once, 2 or 4); and those of moe/hopper_parameters.cuh.
+// Compile-time configuration: TOKENS, STEP, STAGES, CLUSTER (2 in the second product alone, see moe_hopper.cu), GATHER,
+// ACTIVATION (without GATHER it only says whether there is a gate), ELEMENT_BF16; and those of moe/hopper_parameters.cuh.
 #define BACKWARD 1
 #define THROUGH_SHARED GATHER
 #if ELEMENT_BF16

@@ -9,15 +9,15 @@
 // SECOND: gradient of w2, (hidden, intermediate): gathered gradients of the output, sorted activated rows. Otherwise that of
 // w13: gathered tokens, sorted gradients of what was kept; the tile is written transposed, to the rows of w13's layout.
 // ACCUMULATE: the results are added to what is in `output`, in float32; otherwise written in 16 bits, zeros for an expert
-// without rows. Blocks are persistent and draw tiles from a counter. With CLUSTER = 2, two blocks take the same sorted columns
-// with neighbouring gathered ones, and each loads half of the sorted rows for both.
+// without rows. Blocks are persistent and draw tiles from a counter.
 //
-// Compile-time configuration: TOKENS, STAGES, CLUSTER, SECOND, ACCUMULATE, ELEMENT_BF16.
+// Compile-time configuration: TOKENS, STAGES, SECOND, ACCUMULATE, ELEMENT_BF16.
 #define THROUGH_SHARED 0
 #define BACKWARD 1
 #define GATHER 1
 #define ACTIVATION 0
 #define STEP 16
+#define CLUSTER 1
 #if ELEMENT_BF16
 #define WGMMA_TYPES "bf16.bf16"
 #else
@@ -164,7 +164,7 @@ __device__ __forceinline__ void consume_tile(const WeightsParameters& p, const S
         ptx::wgmma_commit();
         if (previous >= 0) {
             ptx::wgmma_wait<1>();
-            release_stage(shared.empty(previous));
+            release(shared.empty(previous));
         }
         previous = ring.stage;
         ring.advance();
@@ -172,7 +172,7 @@ __device__ __forceinline__ void consume_tile(const WeightsParameters& p, const S
     ptx::wgmma_wait<0>();
     ptx::pin(low);
     ptx::pin(high);
-    if (previous >= 0) release_stage(shared.empty(previous));
+    if (previous >= 0) release(shared.empty(previous));
     if (ACCUMULATE && tile.count == 0) return;
 
     const int gathered = tile.gathered * WEIGHT_ROWS + 2 * consumer * PANEL_COLUMNS;
@@ -188,9 +188,8 @@ __device__ __forceinline__ void consume_tile(const WeightsParameters& p, const S
 __device__ __forceinline__ void consume(const WeightsParameters& p, const Shared& shared, int consumer) {
     Ring<TILE_SLOTS> tiles;
     Ring<STAGES> ring;
-    const int rank = rank_in_cluster();
     while (true) {
-        const WeightsTile tile = located(p, next_tile(shared, tiles), rank);
+        const WeightsTile tile = located(p, next_tile(shared, tiles));
         if (tile.expert < 0) return;
         consume_tile(p, shared, tile, ring, consumer);
     }
@@ -198,7 +197,7 @@ __device__ __forceinline__ void consume(const WeightsParameters& p, const Shared
 
 }  // namespace moe
 
-extern "C" __global__ void BLOCKS_OF_A_CLUSTER __launch_bounds__(moe::THREADS, 1)
+extern "C" __global__ void __launch_bounds__(moe::THREADS, 1)
     moe_backward_weights(const __grid_constant__ moe::WeightsParameters parameters) {
     using namespace moe;
     extern __shared__ unsigned char raw[];
@@ -210,7 +209,7 @@ extern "C" __global__ void BLOCKS_OF_A_CLUSTER __launch_bounds__(moe::THREADS, 1
         ptx::prefetch_map(parameters.rows);
         initialise(shared);
     }
-    meet();
+    __syncthreads();
     wait_for_predecessor();
     allow_successor();
 
@@ -221,5 +220,4 @@ extern "C" __global__ void BLOCKS_OF_A_CLUSTER __launch_bounds__(moe::THREADS, 1
         ptx::claim_registers<CONSUMER_REGISTERS>();
         consume(parameters, shared, warp / 4 - 1);
     }
-    if constexpr (CLUSTER == 2) meet();
 }

@@ -11,8 +11,7 @@
 // them so, for either layout of the weight), and a product takes every other group of eight rows (a stride of the
 // descriptor): a thread then holds gate and up value of the same column.
 //
-// KEEP: the first product also writes what the activation is applied to, which the backward pass needs; 2: through shared
-// memory.
+// KEEP: the first product also writes what the activation is applied to, which the backward pass needs.
 //
 // Blocks are persistent and draw tiles from a counter. With CLUSTER = 2, two blocks take the same weights with neighbouring
 // rows, and each loads half of the weights for both. Compile-time configuration: TOKENS, STEP, STAGES, CLUSTER, GATHER, KEEP,
@@ -117,7 +116,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     ptx::wgmma_wait<0>();
     ptx::pin(low);
     ptx::pin(high);
-    if (KEEP != 2) release_stage(shared.empty(previous));
+    release_stage(shared.empty(previous));
 
     // Not as the sums' first values: ptxas would serialise the products.
     if (p.bias != nullptr) {
@@ -128,15 +127,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
             high[i] += bias.high[i % 4 / 2];
         }
     }
-    if constexpr (KEEP == 1) keep<N>(p, tile, low, high, consumer);
-    if constexpr (KEEP == 2) {
-        // In the place of this consumer's weights of the last stage, which nobody reads any more.
-        ptx::barrier_sync(1 + consumer, WARPGROUP);
-        const uint32 place = shared.weights(previous) + consumer * (WEIGHT_BYTES / CONSUMERS) + threadIdx.x / 32 % 4 * 4096;
-        keep_through_shared<N>(p, tile, low, high, consumer, place);
-        ptx::fence_async_shared();  // TMA writes there next
-        release_stage(shared.empty(previous));
-    }
+    if constexpr (KEEP) keep<N>(p, tile, low, high, consumer);
     if constexpr (kGated) {
         store_gated<N>(p, tile, low, high, consumer);
     } else if constexpr (GATHER) {

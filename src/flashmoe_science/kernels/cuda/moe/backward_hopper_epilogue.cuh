@@ -23,18 +23,13 @@ __device__ __forceinline__ uint32 matrix_row(const Shared& shared, int stage) {
     return (matrix < 2 ? shared.weights(stage) : shared.tokens(stage)) + in_row;
 }
 
-constexpr int GROUP_EIGHTS = 4;  // of tokens, of which results are written one after another
-#if GATHER
-constexpr int AT_ONCE = EIGHTS;  // what is made of them, independently, hides latencies
-static_assert(AT_ONCE == 2 || AT_ONCE == 4, "pairs of a group");
-#else
-constexpr int AT_ONCE = 2;
-#endif
+constexpr int AT_ONCE = 2;       // eights of tokens: what is made of them, independently, hides latencies
+constexpr int GROUP_EIGHTS = 4;  // of which results are written one after another
 static_assert(!GATHER || (STEP % 32 == 0 && TOKENS % 32 == 0), "a tile's tokens are whole groups");
 
 // Sums over the eight lanes that have the same tokens, two of each of two eights: every lane gets one of 16, which is that of
 // `summed_token`, as the lane four on does.
-__device__ __forceinline__ float sum_over_rows(const float* x) {
+__device__ __forceinline__ float sum_over_rows(const float (&x)[2 * AT_ONCE]) {
     const auto halve = [](float low, float high, int bit) {
         const bool upper = threadIdx.x & bit;
         return (upper ? high : low) + __shfl_xor_sync(0xffffffff, upper ? low : high, bit);
@@ -93,7 +88,7 @@ __device__ __forceinline__ void store_panel(const Parameters& p, const Shared& s
         for (int token = lane; token < tile.count; token += 32) sums[token] = 0.0f;
         return;
     }
-    constexpr int EIGHTS_OF_FOUR = kGated ? 1 : 2;  // of tokens, in four matrices
+    constexpr int EIGHTS = kGated ? 1 : 2;  // of tokens, in four matrices
     const uint32 single = matrix_row<!kGated>(shared, stage);
     const uint32 paired = matrix_row<true>(shared, stage);
     const int matrix = lane / 8;
@@ -108,11 +103,11 @@ __device__ __forceinline__ void store_panel(const Parameters& p, const Shared& s
         uint32 rows[2 * GROUP_EIGHTS];
 #pragma unroll
         for (int i = start; i < start + GROUP_EIGHTS; i += AT_ONCE) {
-            uint32 kept[AT_ONCE / EIGHTS_OF_FOUR][4];
+            uint32 kept[AT_ONCE / EIGHTS][4];
             float sum[2 * AT_ONCE];
 #pragma unroll
-            for (int m = 0; m < AT_ONCE / EIGHTS_OF_FOUR; ++m) {
-                load_matrices_transposed(kept[m], single + (i + m * EIGHTS_OF_FOUR) * 8 * ROW_BYTES);
+            for (int m = 0; m < AT_ONCE / EIGHTS; ++m) {
+                load_matrices_transposed(kept[m], single + (i + m * EIGHTS) * 8 * ROW_BYTES);
             }
 #pragma unroll
             for (int n = 0; n < AT_ONCE; ++n) {
@@ -121,34 +116,22 @@ __device__ __forceinline__ void store_panel(const Parameters& p, const Shared& s
                 for (int j = 0; j < 2; ++j) {
                     weight[j] = __shfl_sync(0xffffffff, weights[i / 4], (i + n) % 4 * 8 + lane % 4 * 2 + j);
                 }
-                differentiate(d + 4 * (i + n), weight, kept[n / EIGHTS_OF_FOUR], n % EIGHTS_OF_FOUR, rows + 2 * (i + n - start),
-                              sum + 2 * n);
+                differentiate(d + 4 * (i + n), weight, kept[n / EIGHTS], n % EIGHTS, rows + 2 * (i + n - start), sum + 2 * n);
             }
 #pragma unroll
-            for (int m = 0; m < AT_ONCE / EIGHTS_OF_FOUR; ++m) {
-                store_matrices_transposed(single + (i + m * EIGHTS_OF_FOUR) * 8 * ROW_BYTES, kept[m][0], kept[m][1],
-                                          kept[m][2], kept[m][3]);
+            for (int m = 0; m < AT_ONCE / EIGHTS; ++m) {
+                store_matrices_transposed(single + (i + m * EIGHTS) * 8 * ROW_BYTES, kept[m][0], kept[m][1], kept[m][2],
+                                          kept[m][3]);
             }
-#pragma unroll
-            for (int n = 0; n < AT_ONCE; n += 2) {
-                const float total = sum_over_rows(sum + 2 * n);
-                const int token = 8 * (i + n) + summed_token();
-                if (lane % 8 < 4 && token < tile.count) sums[token] = total;
-            }
+            const float total = sum_over_rows(sum);
+            const int token = 8 * i + summed_token();
+            if (lane % 8 < 4 && token < tile.count) sums[token] = total;
         }
         __syncwarp();
 #pragma unroll
-        for (int i = start; i < start + GROUP_EIGHTS; i += AT_ONCE / 2 * EIGHTS_OF_FOUR) {
-            Chunk columns[AT_ONCE / 2];
-#pragma unroll
-            for (int m = 0; m < AT_ONCE / 2; ++m) {
-                columns[m] = load_shared(single + (i + m * EIGHTS_OF_FOUR) * 8 * ROW_BYTES);
-            }
-#pragma unroll
-            for (int m = 0; m < AT_ONCE / 2; ++m) {
-                const int token = 8 * (i + m * EIGHTS_OF_FOUR);
-                if (token + output_token < tile.count) store_columns(output + token * output_columns, columns[m]);
-            }
+        for (int i = start; i < start + GROUP_EIGHTS; i += EIGHTS) {
+            const Chunk columns = load_shared(single + i * 8 * ROW_BYTES);
+            if (8 * i + output_token < tile.count) store_columns(output + 8 * i * output_columns, columns);
         }
         __syncwarp();
 #pragma unroll
@@ -158,15 +141,9 @@ __device__ __forceinline__ void store_panel(const Parameters& p, const Shared& s
         }
         __syncwarp();
 #pragma unroll
-        for (int i = start; i < start + GROUP_EIGHTS; i += AT_ONCE) {
-            Chunk columns[AT_ONCE / 2];
-#pragma unroll
-            for (int m = 0; m < AT_ONCE / 2; ++m) columns[m] = load_shared(paired + (i + 2 * m) * 8 * ROW_BYTES);
-#pragma unroll
-            for (int m = 0; m < AT_ONCE / 2; ++m) {
-                const int token = 8 * (i + 2 * m);
-                if (token + activated_token < tile.count) store_columns(activated + token * p.columns, columns[m]);
-            }
+        for (int i = start; i < start + GROUP_EIGHTS; i += 2) {
+            const Chunk columns = load_shared(paired + i * 8 * ROW_BYTES);
+            if (8 * i + activated_token < tile.count) store_columns(activated + 8 * i * p.columns, columns);
         }
     }
     ptx::fence_async_shared();  // TMA writes there next

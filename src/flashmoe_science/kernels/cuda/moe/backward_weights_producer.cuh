@@ -13,7 +13,7 @@ constexpr int SORTED_PANELS = TOKENS / PANEL_COLUMNS;
 static_assert(TOKENS % PANEL_COLUMNS == 0, "a tile is whole panels of the sorted rows");
 
 struct WeightsParameters {
-    ptx::TensorMap rows;   // the sorted rows, in boxes of 64 columns and 64 / CLUSTER rows
+    ptx::TensorMap rows;   // the sorted rows, in boxes of 64 columns and 64 rows
     const char* tokens;    // the rows that slots stand for, `top_k` slots each
     void* output;          // SECOND: (experts, gathered, sorted), else (experts, sorted, gathered)
     const int* expert_offsets;
@@ -22,7 +22,7 @@ struct WeightsParameters {
     int experts;
     int gathered;  // columns of the tokens' rows
     int sorted;    // columns of the sorted rows
-    int gathered_tiles;  // a cluster's each
+    int gathered_tiles;
     int sorted_tiles;
     int top_k;
     int part_size;  // sorted columns of the gate, or all if there is none
@@ -39,11 +39,11 @@ struct WeightsTile {
 };
 
 // Tiles of an expert one after another, so that its rows stay in L2.
-__device__ __forceinline__ WeightsTile located(const WeightsParameters& p, const Tile& published, int rank) {
+__device__ __forceinline__ WeightsTile located(const WeightsParameters& p, const Tile& published) {
     // Of Tile's fields, `weight_tile` is the number among the expert's.
     WeightsTile tile;
     tile.expert = __shfl_sync(0xffffffff, published.expert, 0);
-    tile.gathered = published.weight_tile % p.gathered_tiles * CLUSTER + rank;
+    tile.gathered = published.weight_tile % p.gathered_tiles;
     tile.sorted = published.weight_tile / p.gathered_tiles;
     tile.first = published.first;
     tile.count = __shfl_sync(0xffffffff, published.count, 0);
@@ -52,12 +52,12 @@ __device__ __forceinline__ WeightsTile located(const WeightsParameters& p, const
 
 struct WeightsDrawer {
     Ring<TILE_SLOTS> ring;
-    Tickets tickets;
-    int rank = rank_in_cluster();
+    int ticket = blockIdx.x;  // the first thread's counts
 
     // By the whole first warp.
     __device__ __forceinline__ Tile next(const WeightsParameters& p, const Shared& shared) {
-        const int drawn = tickets.next(p.ticket, shared, rank);
+        const int drawn = __shfl_sync(0xffffffff, ticket, 0);
+        if (threadIdx.x == 0) ticket = atomicAdd(p.ticket, 1) + static_cast<int>(gridDim.x);
         const int tiles = p.gathered_tiles * p.sorted_tiles;
         Tile tile{drawn / tiles, 0, 0, 0};
         if (tile.expert < p.experts) {
@@ -96,7 +96,7 @@ __device__ __forceinline__ void produce(const WeightsParameters& p, const Shared
     const uint32 place = row * ROW_BYTES + ((chunk ^ row % 8) << 4);
     const int64 row_bytes = 2 * p.gathered;
     while (true) {
-        const WeightsTile tile = located(p, warp == 0 ? drawer.next(p, shared) : next_tile(shared, tiles), drawer.rank);
+        const WeightsTile tile = located(p, warp == 0 ? drawer.next(p, shared) : next_tile(shared, tiles));
         if (tile.expert < 0) return;
         const int inside = p.gathered - tile.gathered * WEIGHT_ROWS - chunk * 8;  // columns from this thread's first on
         const char* first = p.tokens + (tile.gathered * WEIGHT_ROWS + chunk * 8) * 2;
@@ -108,12 +108,9 @@ __device__ __forceinline__ void produce(const WeightsParameters& p, const Shared
             ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             if (threadIdx.x == 0) {
                 ptx::mbarrier_expect_bytes(shared.full(ring.stage), SORTED_PANELS * PANEL_BYTES);
-                constexpr int ROWS = INNER / CLUSTER;  // this block's share, for all blocks of the cluster
-                const int skipped = drawer.rank * ROWS;
                 for (int panel = 0; panel < SORTED_PANELS; ++panel) {
-                    load_for_cluster(p.rows, shared.tokens(ring.stage) + panel * PANEL_BYTES + skipped * ROW_BYTES,
-                                     shared.full(ring.stage), tile.sorted * TOKENS + panel * PANEL_COLUMNS,
-                                     tile.first + k + skipped);
+                    ptx::tma_load(p.rows, shared.tokens(ring.stage) + panel * PANEL_BYTES, shared.full(ring.stage),
+                                  tile.sorted * TOKENS + panel * PANEL_COLUMNS, tile.first + k);
                 }
             }
             __syncwarp();

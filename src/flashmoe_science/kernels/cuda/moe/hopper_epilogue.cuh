@@ -3,7 +3,6 @@
 #pragma once
 
 #include "moe/hopper_shared.cuh"
-#include "ptx/stmatrix.cuh"
 #include "ptx/movmatrix.cuh"
 #include "ptx/global.cuh"
 
@@ -94,50 +93,6 @@ __device__ __forceinline__ void keep(const Parameters& p, const Tile& tile, cons
         const Chunk columns = columns_of_four(block);
         const int token = 8 * i + lane / 4;
         if (inside && token < tile.count) store_columns(kept + static_cast<int64>(token) * kept_columns, columns);
-    }
-}
-
-constexpr int KEPT_EIGHTS = 8;  // of tokens, which a warp's 4 KB of a stage hold
-
-// The same through 4 KB of shared memory that are this warp's: eight tokens with 64 bytes each at a time, whose chunks of 16
-// bytes take turns so that neither direction has conflicts.
-template <int N>
-__device__ __forceinline__ void keep_through_shared(const Parameters& p, const Tile& tile, const float (&low)[N / 2],
-                                                    const float (&high)[N / 2], int consumer, uint32 place) {
-    const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32 % 4;
-    const int kept_columns = kGated ? 2 * p.columns : p.columns;
-    int column = tile.weight_tile * OUTPUT_COLUMNS;
-    if (kGated) {
-        column += consumer * 64 + warp * 16 + lane % 2 * 8;
-    } else {
-        column += consumer * 128 + warp * 32 + lane % 4 * 8;
-    }
-    const int count = column < p.columns ? tile.count - lane / 4 : 0;  // of this lane's first token and those after it
-    uint16* kept = p.kept + static_cast<int64>(tile.first + lane / 4) * kept_columns + column;
-    if (kGated && lane & 2) kept += p.columns;
-    const uint32 to = place + lane % 8 * 64 + ((lane / 8 ^ lane % 8 / 2) << 4);
-    const uint32 from = place + lane / 4 * 64 + ((lane % 4 ^ lane / 8) << 4);
-#pragma unroll
-    for (int start = 0; start < N / 8; start += KEPT_EIGHTS) {
-        const int end = start + KEPT_EIGHTS < N / 8 ? start + KEPT_EIGHTS : N / 8;
-#pragma unroll
-        for (int i = start; i < end; ++i) {
-            const float* l = low + 4 * i;
-            const float* h = high + 4 * i;
-            store_matrices_transposed(to + (i - start) * 512, pack(l[0], l[1]), pack(h[0], h[1]), pack(l[2], l[3]),
-                                      pack(h[2], h[3]));
-        }
-        __syncwarp();
-#pragma unroll
-        for (int i = start; i < end; i += 2) {  // both are read before the first is written, for the latency
-            const Chunk first = load_shared(from + (i - start) * 512);
-            const Chunk second = load_shared(from + (i + 1 - start) * 512);
-            if (8 * i < count) store_columns(kept, first);
-            if (8 * i + 8 < count) store_columns(kept + 8 * kept_columns, second);
-            kept += 16 * kept_columns;
-        }
-        __syncwarp();
     }
 }
 

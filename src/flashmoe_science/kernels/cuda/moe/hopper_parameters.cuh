@@ -14,8 +14,8 @@
 namespace moe {
 
 // Macros from the configuration (configs/moe/hopper.py): TOKENS, STEP, STAGES, CLUSTER, GATHER, ACTIVATION; from the kernel:
-// BACKWARD (1: weights lie across, as panels of 64 of the columns that become the product's rows) and THROUGH_SHARED (1: results leave
-// through shared memory).
+// BACKWARD (1: weights lie across, as panels of 64 of the columns that become the product's rows) and THROUGH_SHARED (1:
+// results leave through shared memory).
 constexpr int WARPGROUP = 128;
 constexpr int CONSUMERS = 2;
 constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
@@ -36,6 +36,7 @@ constexpr int CONSUMER_REGISTERS = GATHER && !THROUGH_SHARED ? 224 : 232;
 static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 3 * 168,
               "register pool exceeded: setmaxnreg.inc would wait for ever");
 static_assert(CLUSTER == 1 || CLUSTER == 2, "one block, or two that share what TMA loads");
+static_assert(CLUSTER == 1 || !(BACKWARD && GATHER), "of the backward pass, the second product alone");
 static_assert(TOKENS % STEP == 0 && STEP % 16 == 0, "widths are multiples of 16 rows, which are gathered at a time");
 
 // The narrowest tile: where experts have fewer rows, their weights' bytes take longer than the product, and every width
