@@ -6,14 +6,6 @@
 
 namespace ptx {
 
-__device__ __forceinline__ void tma_load_to_both(const TensorMap& map, uint32 destination, uint32 barrier, int x, int y) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-        " [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(destination),
-        "l"(reinterpret_cast<uint64>(&map)), "r"(barrier), "h"(static_cast<uint16>(3)), "r"(x), "r"(y)
-        : "memory");
-}
-
 __device__ __forceinline__ void tma_load_to_both(const TensorMap& map, uint32 destination, uint32 barrier, int x, int y,
                                                  int z) {
     asm volatile(
