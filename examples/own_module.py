@@ -1,6 +1,6 @@
 """A hand-written nn.Module with this attention in the place of PyTorch's: the same training step, and its time.
 
-python examples/own_module.py [--device cuda]
+python examples/own_module.py [--device cuda] [--length 512]
 """
 
 from __future__ import annotations
@@ -64,19 +64,21 @@ def seconds(module: nn.Module, x: torch.Tensor) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
-    device = parser.parse_args().device
+    parser.add_argument("--length", type=int, default=512, help="tokens of each of the two sequences")
+    options = parser.parse_args()
+    device, length = options.device, options.length
     modules = []
     for attention in (pytorch, ours):
         torch.manual_seed(0)
         modules.append(SelfAttention(512, 8, 2, attention).to(device, torch.bfloat16))
-    x = torch.randn(2, 512, 512).to(device, torch.bfloat16)
+    x = torch.randn(2, length, 512).to(device, torch.bfloat16)
     losses = [step(module, x).item() for module in modules]
     gradients = [module.qkv.weight.grad.float() for module in modules]
     difference = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
     print(
         f"losses {losses[0]:.6f} and {losses[1]:.6f}; gradients differ by {difference.item():.2%} of their norm"
     )
-    heads = [torch.empty(2, heads, 512, 64, dtype=torch.bfloat16, device=device) for heads in (8, 2, 2)]
+    heads = [torch.empty(2, heads, length, 64, dtype=torch.bfloat16, device=device) for heads in (8, 2, 2)]
     print(f"taken: {str(explain(flash_attention, *heads, causal=True)).splitlines()[0]}")
     print(f"PyTorch's step over ours: {seconds(modules[0], x) / seconds(modules[1], x):.2f}x")
 

@@ -30,6 +30,7 @@ from dearest import Dearest
 from forked_tests import take_over
 from gpu_turns import gpu_turn, turnstiles
 from own_revision import ask_once
+from quick_kernels import compile_lesser_ones_quickly
 from warm_programs import SOURCE, execute_in_sandboxes
 from warm_python import FreshPopen, WarmPopen
 
@@ -47,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     take_over(config)
     if config.getoption("--slow"):
         execute_in_sandboxes()
+    elif not os.environ.get("FLASHMOE_CPU_ISA"):
+        warm_programs.compiles_quickly = True
     if count := config.getoption("--dearest"):
         config.pluginmanager.register(Dearest(count))
     # In a hook of git, tests that make repositories would make their commits in the one that the hook is of.
@@ -135,21 +138,12 @@ def _surroundings() -> Iterator[None]:
             home = Path(homes, variable.lower())
             home.mkdir()
             patch.setenv(variable, str(home))
-        _compile_lesser_instruction_sets(patch)
+        if warm_programs.compiles_quickly:
+            compile_lesser_ones_quickly(patch.setattr)
         patch.setattr(subprocess, "Popen", WarmPopen)
         be_brief(patch.setattr)
         ask_once(patch.setattr)
         yield
-
-
-def _compile_lesser_instruction_sets(patch: pytest.MonkeyPatch) -> None:
-    """With ``--slow``, and where ``FLASHMOE_CPU_ISA`` names one, all are compiled as users do: `.ci/run` does both."""
-    from flashmoe_science.jit.host import INSTRUCTION_SET_VARIABLE
-    from instruction_sets import compile_lesser_ones_quickly
-
-    slow = settings.get_current_profile_name() == "slow"
-    if not slow and not os.environ.get(INSTRUCTION_SET_VARIABLE):
-        compile_lesser_ones_quickly(patch)
 
 
 @pytest.fixture

@@ -16,20 +16,6 @@ _RARE = {InstructionSet.AVX512} if InstructionSet.AVX512_BF16 in AVAILABLE else 
 bf16, and like AVX2 it has no products of bf16."""
 
 
-def compile_lesser_ones_quickly(patch: pytest.MonkeyPatch) -> None:
-    """Instruction sets that calls on this CPU do not take are compiled with little of the optimiser, in this process.
-
-    Source and intrinsics are the same, and so are the bits, as no flag lets a compiler change the order of operations.
-    """
-    taken = host.choose_instruction_set()
-
-    def flags(each: InstructionSet) -> tuple[str, ...]:
-        usual = host.feature_flags(each.features)
-        return usual if each is taken else (*usual, "-O1")
-
-    patch.setattr(InstructionSet, "flags", property(flags))
-
-
 def tested() -> tuple[InstructionSet, ...]:
     """Those of this CPU that this run of tests takes."""
     if settings.get_current_profile_name() == "slow":

@@ -13,6 +13,7 @@ import torch
 
 import warm_programs
 import warm_python
+from flashmoe_science.jit.host import InstructionSet
 
 ENTER = [sys.executable, "-m", "cudadent42.sandbox.enter", "{}", "-1"]
 WORKER = [sys.executable, "-X", "faulthandler", "-P", "-m", "cudadent42.worker.child", "4", "5"]
@@ -62,6 +63,15 @@ def test_a_text_that_is_forked_is_the_main_program(tmp_path: Path) -> None:
     )
     assert done.stdout == "['-c', 'word', '-m'] '' __main__ 7 mine True\n", done.stderr
     assert done.returncode == 3
+
+
+@pytest.mark.usefixtures("warm_texts")
+def test_a_process_that_is_forked_compiles_as_its_asker_does() -> None:
+    """Or each kernel of a lesser instruction set would be compiled twice."""
+    text = "from flashmoe_science.jit.host import InstructionSet\nprint([each.flags for each in InstructionSet])\n"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{[each.flags for each in InstructionSet]}\n"
+    assert ("-O1" in done.stdout) == warm_programs.compiles_quickly
 
 
 def test_a_text_is_executed_elsewhere() -> None:

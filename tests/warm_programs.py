@@ -55,9 +55,13 @@ _READ_BY_MODELS = ("HF_", "TRANSFORMERS_")
 _READ_BY_THE_CHILD = ("PYTHONPATH", "PYTHONUNBUFFERED", THREADS)
 _READ_AT_USE = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")
 """What a sandbox leads elsewhere, and what PyTorch sets for itself."""
+EXECUTES, COMPILES_QUICKLY = "executes", "compiles quickly"
+"""What a server may be told of the next two."""
 
 executes_in_sandboxes = False
 """Whether what is confined begins afresh; set by `execute_in_sandboxes`, and in a server by its asker."""
+compiles_quickly = False
+"""Whether lesser CPU kernels are compiled as `quick_kernels` does it; in a server told by its asker."""
 forks_texts = False
 """Whether ``python -c`` is forked: for tests marked `warm`."""
 
@@ -66,6 +70,11 @@ def execute_in_sandboxes() -> None:
     """From here on what starts in a sandbox is an interpreter of its own, as users have it."""
     global executes_in_sandboxes
     executes_in_sandboxes = True
+
+
+def told_to_a_server() -> list[str]:
+    told = {EXECUTES: executes_in_sandboxes, COMPILES_QUICKLY: compiles_quickly}
+    return [words for words, wanted in told.items() if wanted]
 
 
 def program(command: Any, folder: Any) -> list[str] | None:

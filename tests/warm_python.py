@@ -46,6 +46,7 @@ from typing import Any, NoReturn
 import warm_programs as programs
 from brief_timing import be_brief
 from own_revision import ask_once
+from quick_kernels import compile_lesser_ones_quickly
 from warm_process import MOST_OPEN_FILES, leave_to_the_server, run_to_its_end, take_files, take_huge_pages
 
 AVAILABLE = sys.platform == "linux"
@@ -172,12 +173,7 @@ class _Server:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             process = FreshPopen(
-                [
-                    sys.executable,
-                    __file__,
-                    str(theirs.fileno()),
-                    *(["executes"] if programs.executes_in_sandboxes else []),
-                ],
+                [sys.executable, __file__, str(theirs.fileno()), *programs.told_to_a_server()],
                 env=_of_a_server(settings, environment),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
@@ -473,7 +469,7 @@ def _build_command_line() -> None:
 def main() -> None:
     global _threads_at_the_start
     connection = socket.socket(fileno=int(sys.argv[1]))
-    if len(sys.argv) > 2:
+    if programs.EXECUTES in sys.argv:
         programs.execute_in_sandboxes()
     gc.disable()  # of what is imported next to nothing is garbage
     # This file is not among what a program of the lab can import.
@@ -482,6 +478,8 @@ def main() -> None:
     sys.path.insert(0, str(programs.SOURCE))
     _import_everything()
     be_brief()
+    if programs.COMPILES_QUICKLY in sys.argv:
+        compile_lesser_ones_quickly()
     ask_once()()
     _threads_at_the_start = sys.modules["torch"].get_num_threads()
     sys.path.remove(str(programs.SOURCE))

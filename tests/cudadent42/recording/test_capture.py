@@ -203,7 +203,7 @@ EXAMPLES = [
     # Two layers, two steps, once with PyTorch's attention and once with ours.
     ("train_gpt.py", ("--steps", "2", "--length", "32"), {"attention_training_step": (8, 4)}, ()),
     # One step for the comparison and ten that are timed, of each.
-    ("own_module.py", (), {"attention_training_step": (22, 11)}, ()),
+    ("own_module.py", ("--length", "128"), {"attention_training_step": (22, 11)}, ()),
     # Four layers; a warm-up of two tokens and three more, of each: a prompt and the tokens behind it.
     ("serve_qwen3_moe.py", ("--tokens", "3"), {"attention": (40, 20), "moe": (40, 20)}, ("transformers",)),
 ]
