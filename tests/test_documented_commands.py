@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-import command_line
+import made_command_line
 
 ROOT = Path(__file__).parent.parent
 PAGES = (
@@ -44,7 +44,7 @@ def parse(command: str) -> None:
     """Raises what the command line raises, without running anything."""
     words = shlex.split(re.sub(r"<[^>]*>| > .*| \|.*|[\[\]…]", "", command), comments=True)
     arguments = words[words[0] == "cudadent42" :]
-    part = command_line.group()
+    part = made_command_line.group()
     context = part.make_context("cudadent42", [], resilient_parsing=True)
     while arguments and not arguments[0].startswith("-") and hasattr(part, "resolve_command"):
         group, names = part, part.list_commands(context)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-import command_line
+import made_command_line
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -54,7 +54,7 @@ def commands(group: Any) -> dict[str, Any]:
     return dict(getattr(group, "commands", {}))
 
 
-CLI = commands(command_line.group())
+CLI = commands(made_command_line.group())
 
 
 def shell_lines(text: str) -> list[list[str]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-import command_line
+import made_command_line
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".github/ISSUE_TEMPLATE"
@@ -46,7 +46,7 @@ def test_there_is_a_form_for_errors_and_one_for_speed_and_weaknesses_go_elsewher
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda path: path.stem)
 def test_a_form_names_commands_that_there_are(form: Path) -> None:
-    group: Any = command_line.group()
+    group: Any = made_command_line.group()
     named = re.findall(r"`cudadent42 ([\w-]+)", form.read_text(encoding="utf-8"))
     options = {option for parameter in group.params for option in parameter.opts}
     assert set(named) <= set(group.commands) | options

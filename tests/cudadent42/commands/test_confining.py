@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import command_line
+import made_command_line
 from cudadent42.base.errors import ExitCode, UsageError
 from cudadent42.base.observer import Quiet
 from cudadent42.commands.help import CONFINING, UNTRUSTED, WHY_NOT
@@ -28,7 +28,7 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 def test_the_commands_that_confine_are_those_that_are_named() -> None:
     taking = {
         " ".join(path)
-        for path, command in leaves(command_line.group())
+        for path, command in leaves(made_command_line.group())
         if any(UNTRUSTED in parameter.opts for parameter in command.params)
     }
     assert taking == set(CONFINING)
@@ -52,7 +52,7 @@ def test_whoever_asks_for_a_sandbox_elsewhere_is_refused_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "theirs.py").write_text("open('has-run', 'w')\n")
-    done = command_line.invoke(*words, UNTRUSTED, prog_name="cudadent42")
+    done = made_command_line.invoke(*words, UNTRUSTED, prog_name="cudadent42")
     assert done.exit_code == ExitCode.USAGE
     (line,) = done.stderr.strip().splitlines()
     assert f"{words[0]}" in line
@@ -64,13 +64,13 @@ def test_whoever_asks_for_a_sandbox_elsewhere_is_refused_in_one_line(
 
 def test_who_runs_nobodys_code_has_no_reason_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = command_line.invoke("report", "folder", UNTRUSTED, prog_name="cudadent42")
+    done = made_command_line.invoke("report", "folder", UNTRUSTED, prog_name="cudadent42")
     assert f"it takes no {UNTRUSTED} and has run nothing; these do:" in done.stderr
 
 
 def test_a_script_may_have_such_an_option_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = command_line.invoke("capture", "missing.py", UNTRUSTED, prog_name="cudadent42")
+    done = made_command_line.invoke("capture", "missing.py", UNTRUSTED, prog_name="cudadent42")
     assert "sandbox" not in done.stderr
 
 

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import command_line
+import made_command_line
 from cudadent42.commands.grouped import grouped
 from cudadent42.flows import pipeline, race
 from cudadent42.model.records import CacheState
@@ -95,7 +95,7 @@ def test_commands_ask_for_the_same_by_the_same_options(
     words = [command, "--suite=small", *HOW, "--device=cpu", "--gate=default", "--ignore-preflight"]
     words += {"compare": ["A", "B"], "bisect": ["--good=A", "--bad=B"]}.get(command, [])
     monkeypatch.setattr("sys.argv", ["cudadent42", *words])
-    command_line.invoke(*words, f"--output-dir={tmp_path}")
+    made_command_line.invoke(*words, f"--output-dir={tmp_path}")
     (options,) = asked
     run = options if isinstance(options, RunOptions) else options.run
     assert run.choices == CHOICES

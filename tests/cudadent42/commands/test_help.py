@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import command_line
+import made_command_line
 from cudadent42.commands import completion
 from cudadent42.commands.help import KEPT, OUTPUT
 
@@ -27,7 +27,7 @@ def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
         yield from walk(inner, (*path, name))
 
 
-COMMANDS = dict(walk(command_line.group()))
+COMMANDS = dict(walk(made_command_line.group()))
 
 
 def help_of(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> str:
@@ -50,7 +50,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("CUDADENT42_RATE", raising=False)
-    return lambda *words: command_line.invoke(*words, prog_name="cudadent42")
+    return lambda *words: made_command_line.invoke(*words, prog_name="cudadent42")
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=lambda path: " ".join(path) or "cudadent42")

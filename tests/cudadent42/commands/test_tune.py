@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import command_line
+import made_command_line
 from cudadent42.base.errors import UsageError
 from cudadent42.base.observer import Quiet
 from cudadent42.commands.tune import _rungs, seconds
@@ -37,7 +37,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("CUDADENT42_RATE", raising=False)
     (tmp_path / "s.toml").write_text(SPACE)
-    return lambda *words: command_line.invoke("tune", *words, prog_name="cudadent42")
+    return lambda *words: made_command_line.invoke("tune", *words, prog_name="cudadent42")
 
 
 @pytest.fixture

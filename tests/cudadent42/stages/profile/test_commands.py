@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-import command_line
+import made_command_line
 from cudadent42.base.serialise import dumps, loads
 from cudadent42.flows import doctor
 from cudadent42.preflight import ncu_install
@@ -122,7 +122,7 @@ class Bench:
         path.chmod(0o755)
 
     def run(self, *arguments: str) -> Result:
-        return command_line.invoke(*arguments)
+        return made_command_line.invoke(*arguments)
 
     def profile(self, *options: str) -> Result:
         return self.run(
