@@ -6,6 +6,6 @@ inline void fence_async_shared() {} inline void fence_async_global() {}
 inline void bulk_load(uint32 to, const void* from, uint32 bytes, uint32 barrier) { if ((to | (uint64)from | bytes) % 16) abort(); memcpy(block_->arena.data()+to,from,bytes); mbarrier_complete(barrier, bytes); }
 inline void bulk_store(void* to, uint32 from, uint32 bytes) { if (((uint64)to | from | bytes) % 16) abort(); memcpy(to,block_->arena.data()+from,bytes); }
 inline void bulk_add(void* to, uint32 from, uint32 bytes) { if (((uint64)to | from | bytes) % 16) abort(); for (uint32 i=0;i<bytes/4;i++) ((float*)to)[i] += ((const float*)(block_->arena.data()+from))[i]; }
-inline void bulk_commit() {} inline void bulk_wait_read() {} inline void bulk_wait_read_but_one() {}
+inline void bulk_commit() {} inline void bulk_wait_read() {}
 inline void bulk_wait() { if (COPIES_LATE) for (int turn = 0; turn < 1000; turn++) Fibers::yield(); }
 }
