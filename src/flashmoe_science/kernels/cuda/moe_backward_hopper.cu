@@ -6,8 +6,8 @@
 // the tile comes through the same ring of stages once the product has run; see `store_panel` for what is made of both.
 // Otherwise the second: the gradient of the input by slot, w13^T dz; the combination then adds a token's.
 //
-// Compile-time configuration: TOKENS, STEP, STAGES, CLUSTER (2 in the second product alone, see moe_hopper.cu), GATHER,
-// ACTIVATION (without GATHER it only says whether there is a gate), ELEMENT_BF16; and those of moe/hopper_parameters.cuh.
+// Compile-time configuration: TOKENS, STEP, STAGES, GATHER, ACTIVATION (without GATHER it only says whether there is a gate),
+// ELEMENT_BF16; and those of moe/hopper_parameters.cuh.
 #define BACKWARD 1
 #define THROUGH_SHARED GATHER
 #if ELEMENT_BF16
@@ -54,7 +54,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         ptx::wgmma_commit();
         if (previous >= 0) {
             ptx::wgmma_wait<1>();
-            release_stage(shared.empty(previous));
+            release(shared.empty(previous));
         }
         previous = ring.stage;
         ring.advance();
@@ -68,7 +68,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     ptx::wgmma_wait<0>();
     ptx::pin(low);
     ptx::pin(high);
-    release_stage(shared.empty(previous));
+    release(shared.empty(previous));
 
 #if GATHER
     float weights[(N + 31) / 32];
@@ -83,7 +83,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
 #pragma unroll
             for (int i = 0; i < N / 2; ++i) low[i] = high[i];
         }
-        release_stage(shared.empty(ring.stage));
+        release(shared.empty(ring.stage));
         ring.advance();
     }
 #else
@@ -109,14 +109,14 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
     while (true) {
         Tile tile = next_tile(shared, tiles);
         tile.count = __shfl_sync(0xffffffff, tile.count, 0);
-        if (tile.count == NO_TILE) return;
+        if (tile.count == 0) return;
         consume_at_most<TOKENS>(p, shared, tile, ring, consumer);
     }
 }
 
 }  // namespace moe
 
-extern "C" __global__ void BLOCKS_OF_A_CLUSTER __launch_bounds__(moe::THREADS, 1)
+extern "C" __global__ void __launch_bounds__(moe::THREADS, 1)
     moe_backward_hopper(const __grid_constant__ moe::Parameters parameters) {
     using namespace moe;
     extern __shared__ unsigned char raw[];
@@ -129,7 +129,7 @@ extern "C" __global__ void BLOCKS_OF_A_CLUSTER __launch_bounds__(moe::THREADS, 1
         ptx::prefetch_map(parameters.rows);
         initialise(shared);
     }
-    meet();
+    __syncthreads();
     if (GATHER) wait_for_predecessor();  // else the producer does, later
     allow_successor();
 
@@ -140,5 +140,4 @@ extern "C" __global__ void BLOCKS_OF_A_CLUSTER __launch_bounds__(moe::THREADS, 1
         ptx::claim_registers<CONSUMER_REGISTERS>();
         consume(parameters, shared, warp / 4 - 1);
     }
-    if constexpr (CLUSTER == 2) meet();
 }

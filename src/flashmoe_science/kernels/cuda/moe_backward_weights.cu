@@ -17,7 +17,6 @@
 #define GATHER 1
 #define ACTIVATION 0
 #define STEP 16
-#define CLUSTER 1
 #if ELEMENT_BF16
 #define WGMMA_TYPES "bf16.bf16"
 #else

@@ -13,8 +13,7 @@
 //
 // KEEP: the first product also writes what the activation is applied to, which the backward pass needs.
 //
-// Blocks are persistent and draw tiles from a counter. With CLUSTER = 2, two blocks take the same weights with neighbouring
-// rows, and each loads half of the weights for both. Compile-time configuration: TOKENS, STEP, STAGES, CLUSTER, GATHER, KEEP,
+// Blocks are persistent and draw tiles from a counter. Compile-time configuration: TOKENS, STEP, STAGES, GATHER, KEEP,
 // ACTIVATION, ELEMENT_BF16, and those of moe/hopper_parameters.cuh.
 #define THROUGH_SHARED 0
 #define BACKWARD 0
@@ -108,7 +107,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         ptx::wgmma_commit();
         if (previous >= 0) {
             ptx::wgmma_wait<1>();
-            release_stage(shared.empty(previous));
+            release(shared.empty(previous));
         }
         previous = ring.stage;
         ring.advance();
@@ -116,7 +115,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     ptx::wgmma_wait<0>();
     ptx::pin(low);
     ptx::pin(high);
-    release_stage(shared.empty(previous));
+    release(shared.empty(previous));
 
     // Not as the sums' first values: ptxas would serialise the products.
     if (p.bias != nullptr) {
@@ -156,14 +155,14 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
     while (true) {
         Tile tile = next_tile(shared, tiles);
         tile.count = __shfl_sync(0xffffffff, tile.count, 0);
-        if (tile.count == NO_TILE) return;
+        if (tile.count == 0) return;
         consume_at_most<TOKENS>(p, shared, tile, ring, consumer);
     }
 }
 
 }  // namespace moe
 
-extern "C" __global__ void BLOCKS_OF_A_CLUSTER __launch_bounds__(moe::THREADS, 1)
+extern "C" __global__ void __launch_bounds__(moe::THREADS, 1)
     moe_hopper(const __grid_constant__ moe::Parameters parameters) {
     using namespace moe;
     extern __shared__ unsigned char raw[];
@@ -176,7 +175,7 @@ extern "C" __global__ void BLOCKS_OF_A_CLUSTER __launch_bounds__(moe::THREADS, 1
         if (!GATHER) ptx::prefetch_map(parameters.rows);
         initialise(shared);
     }
-    meet();
+    __syncthreads();
     if (GATHER) wait_for_predecessor();  // else the producer does, later
     allow_successor();
 
@@ -187,5 +186,4 @@ extern "C" __global__ void BLOCKS_OF_A_CLUSTER __launch_bounds__(moe::THREADS, 1
         ptx::claim_registers<CONSUMER_REGISTERS>();
         consume(parameters, shared, warp / 4 - 1);
     }
-    if constexpr (CLUSTER == 2) meet();
 }

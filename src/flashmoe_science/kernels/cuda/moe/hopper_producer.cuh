@@ -20,11 +20,12 @@ __device__ __forceinline__ int inner_end(const Parameters& p) { return PARTS == 
 struct Drawer {
     Cursor cursor;
     Ring<TILE_SLOTS> ring;
-    Tickets tickets;
-    int rank = rank_in_cluster();
+    int ticket = blockIdx.x;  // the first thread's counts
 
     __device__ __forceinline__ Tile next(const Parameters& p, const Shared& shared) {
-        const Tile tile = cursor.find(p, tickets.next(p.ticket, shared, rank), rank);
+        const int drawn = __shfl_sync(0xffffffff, ticket, 0);
+        if (threadIdx.x == 0) ticket = atomicAdd(p.ticket, 1) + static_cast<int>(gridDim.x);
+        const Tile tile = cursor.find(p, drawn);
         ptx::mbarrier_wait(shared.tile_empty(ring.stage), ring.parity ^ 1);
         if (threadIdx.x == 0) publish(shared, ring, tile);
         ring.advance();
@@ -34,22 +35,18 @@ struct Drawer {
 
 __device__ __forceinline__ int padded(int count) { return max(LEAST, (count + STEP - 1) / STEP * STEP); }
 
-// This block's share of the weights, for all blocks of the cluster.
-__device__ __forceinline__ void load_weights(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k,
-                                             int rank) {
-    constexpr int ROWS = WEIGHT_ROWS / CLUSTER;
-    const uint32 to = shared.weights(stage) + rank * (WEIGHT_BYTES / CLUSTER);
-    const int share = tile.weight_tile * CLUSTER + rank;
+__device__ __forceinline__ void load_weights(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k) {
     if constexpr (BACKWARD) {
         const int part = part_of(p, k);
-        for (int panel = 0; panel < PANELS / CLUSTER; ++panel) {
-            load_for_cluster(p.weights, to + panel * PANEL_BYTES, shared.full(stage), share * ROWS + panel * PANEL_COLUMNS,
-                             k - part * part_inner(p), part, tile.expert);
+        for (int panel = 0; panel < PANELS; ++panel) {
+            ptx::tma_load(p.weights, shared.weights(stage) + panel * PANEL_BYTES, shared.full(stage),
+                          tile.weight_tile * WEIGHT_ROWS + panel * PANEL_COLUMNS, k - part * part_inner(p), part, tile.expert);
         }
     } else if constexpr (kPaired) {
-        load_for_cluster(p.weights, to, shared.full(stage), k, 0, 0, share * (ROWS / 32), tile.expert);
+        ptx::tma_load(p.weights, shared.weights(stage), shared.full(stage), k, 0, 0, tile.weight_tile * (WEIGHT_ROWS / 32),
+                      tile.expert);
     } else {
-        load_for_cluster(p.weights, to, shared.full(stage), k, share * ROWS, tile.expert);
+        ptx::tma_load(p.weights, shared.weights(stage), shared.full(stage), k, tile.weight_tile * WEIGHT_ROWS, tile.expert);
     }
 }
 
@@ -85,7 +82,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     const int row_chunks = p.inner / 8;
     while (true) {
         const Tile tile = warp == 0 ? drawer.next(p, shared) : next_tile(shared, tiles);
-        if (tile.count == NO_TILE) return;
+        if (tile.count == 0) return;
         int token[PASSES];  // -1: no such row
 #pragma unroll
         for (int i = 0; i < PASSES; ++i) {
@@ -98,7 +95,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
             ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             if (threadIdx.x == 0) {
                 ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES);
-                load_weights(p, shared, ring.stage, tile, k, drawer.rank);
+                load_weights(p, shared, ring.stage, tile, k);
             }
             __syncwarp();
             const uint32 to = shared.tokens(ring.stage) + place;
@@ -146,11 +143,11 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     Ring<STAGES> ring;
     Tile tile = drawer.next(p, shared);
     const uint32 bytes = WEIGHT_BYTES + padded(tile.count) * ROW_BYTES;
-    const int ahead = tile.count == NO_TILE ? 0 : min(inner_end(p), STAGES * INNER);
+    const int ahead = tile.count == 0 ? 0 : min(inner_end(p), STAGES * INNER);
     if (threadIdx.x == 0) {
         for (int k = 0; k < ahead; k += INNER) {
             ptx::mbarrier_expect_bytes(shared.full(k / INNER), bytes);
-            load_weights(p, shared, k / INNER, tile, k, drawer.rank);
+            load_weights(p, shared, k / INNER, tile, k);
         }
     }
     __syncwarp();
@@ -160,12 +157,12 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     }
     __syncwarp();
     for (int k = 0; k < ahead; k += INNER) ring.advance();
-    for (int first = ahead; tile.count != NO_TILE; first = 0) {
+    for (int first = ahead; tile.count != 0; first = 0) {
         for (int k = first; k < inner_end(p); k += INNER) {
             ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             if (threadIdx.x == 0) {
                 ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES + padded(tile.count) * ROW_BYTES);
-                load_weights(p, shared, ring.stage, tile, k, drawer.rank);
+                load_weights(p, shared, ring.stage, tile, k);
                 load_rows(p, shared, ring.stage, tile, k);
             }
             __syncwarp();
