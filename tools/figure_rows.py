@@ -316,12 +316,6 @@ TABLES: dict[str, tuple[Row, ...]] = {
             on_case("qwen3-30b-1"),
         ),
         Row(
-            "the same on a Zen 3, processor time on one thread",
-            "cpu-zen3-moe-int4",
-            (Bound("", 2.5, ratio, at_least=True),),
-            on_case("qwen3-30b-1"),
-        ),
-        Row(
             "the same on CPU with AVX-512 and VNNI, two cores of a Xeon",
             "cpu-moe-int4-vnni",
             (Bound("", 2.5, ratio, at_least=True),),

@@ -21,7 +21,7 @@ from flashmoe_science.cuda.kept import kept
 _TICKETS = 1 << 16
 _ARRIVALS = 1 << 17
 _DECODE_ARRIVALS = 1 << 19
-"""On 132 multiprocessors a launch takes 2,112, and a graph may have one for each of 100 layers."""
+"""For a graph of 200 launches."""
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD: one handle, another stream in every thread
 # Missing from CPU builds of torch.
 is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
@@ -74,8 +74,8 @@ class TicketPool:
     def take(self, stream: int, count: int = 1) -> int:
         """The address of the `count` counters for a launch on this stream, PyTorch's current one (a raw handle).
 
-        The launch must be the next that is done on the stream, and what it reads or writes be allocated before:
-        counters of a graph's own are given back to it at once, so what is allocated next may lie where they do.
+        The launch must be the next that is done on the stream, and what it reads or writes be allocated before: a
+        graph's own counters are given back to it at once.
         """
         if stream and is_capturing():
             address = self._unused(count)

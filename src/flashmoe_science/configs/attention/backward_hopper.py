@@ -19,11 +19,9 @@ SWIZZLE_PANEL = 64
 """Columns of a shared-memory panel with the 128-byte swizzle."""
 _STAGES = 2
 _BARRIER_BYTES = 32 + 3 * _STAGES * 16 + _STAGES * 8 + _STAGES * 32 + 2 * 8 + 16
-"""Of keys; of queries, their gradients and pieces; of scores; of tiles, with their slots; of sums to convert, with
-their tile."""
+"""Of keys; of queries, their gradients and pieces; of scores; of tiles, with their slots; of sums, with their tile."""
 _STAGGERED_KEYS = 1024
-"""With head dimensions above 64 and no mask. With more keys, and with smaller head dimensions, staggered tiles were
-slower (docs/kernels/notebooks/backward-hopper.md)."""
+"""With head dimensions above 64 and no mask; elsewhere staggered tiles were slower."""
 _SECTION_BYTES = 32 << 20
 _SECTION_HEADS = (16, 64)
 """Least and most. With few, blocks wait for each other: a tile adds its part of dQ after the tile with the keys before,
@@ -39,11 +37,9 @@ class HopperBackward:
     """Compiled head dimension."""
     causal: bool
     converts: bool = False
-    """A warp makes dQ of its sums as soon as they are complete, in place of a kernel behind. With a mask alone: without
-    one, all query blocks of a head are complete at the end."""
+    """A warp makes dQ of its sums, in place of a kernel behind. With a mask alone."""
     staggered: bool = False
-    """Tiles of a head are worked on side by side, and at no time two at the same query rows. Without a mask alone, and
-    not for more tiles than there are multiprocessors: they wait for each other."""
+    """Tiles of a head side by side, at no time two at the same query rows. Without a mask alone."""
 
     @property
     def block_m(self) -> int:

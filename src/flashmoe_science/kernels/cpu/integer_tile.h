@@ -85,8 +85,8 @@ struct IntegerOutputs {
     }
 };
 
-// One step of four rows by two vectors of columns, whose addresses are given. Products come before sums, and one of the vectors
-// is read where it lies: Zen 3 then makes 1.55 products a cycle, and 1.37 where each sum follows its product.
+// Four rows by two vectors of columns. Products come before sums, and one vector is read where it lies: on Zen 3 1.55 products
+// a cycle, in place of 1.37.
 #define INTEGER_STEP(A0, A1, A2, A3, B0, B1)                                           \
     "vbroadcastss " A0 ", %%ymm9\n\tvmovups " B0 ", %%ymm8\n\t"                        \
     "vpmaddwd %%ymm8, %%ymm9, %%ymm10\n\tvpmaddwd " B1 ", %%ymm9, %%ymm9\n\t"              \

@@ -2,8 +2,8 @@
 // dimension of output times output gradient, less the log-sum-exp's own gradient (Dao et al., FlashAttention-2, 2023; the
 // latter from d lse / d scores = probabilities). Also sets the turns of the query blocks, and the ticket behind them, to zero.
 //
-// A row without a key, and a row past the end, gets +inf and 0, so that its probabilities are zero. Where asked, the former's
-// dQ is set to zero: who converts the sums of other rows meets no rows that nobody adds to.
+// A row without a key, and a row past the end, gets +inf and 0, so that its probabilities are zero. Where
+// asked, the former's dQ is set to zero, as nobody adds to it.
 //
 // LANES lanes share a row, a chunk of 8 elements each, and have several rows on the way. Compile-time configuration: LANES, BLOCK_M, PIECES, ELEMENT_BF16.
 #include "ptx/dependent_launch.cuh"

@@ -1,7 +1,7 @@
 """The Hopper kernels of attention backward: configurations, tensor maps and launches.
 
-Two or three launches: `kernels/cuda/attention_backward_prepare.cu`, `attention_backward_hopper.cu`, and, where the
-latter does not make the gradient of the query itself, `attention_backward_convert.cu`.
+Launches: `kernels/cuda/attention_backward_prepare.cu`, `attention_backward_hopper.cu`, and, where the latter does not
+make the gradient of the query, `attention_backward_convert.cu`.
 """
 
 from __future__ import annotations
@@ -91,12 +91,9 @@ def check(problem: BackwardProblem, configuration: Any) -> None:
     if not isinstance(configuration, HopperBackward):
         raise InputError(f"the Hopper backward kernel takes a HopperBackward, not {configuration!r}")
     wgmma.check_fits(problem, configuration)
-    if configuration.converts and not (problem.causal and problem.needs.query):
-        raise InputError(
-            f"{configuration} makes the query's gradient of causal attention, and this is another problem"
-        )
-    if configuration.staggered and problem.causal:
-        raise InputError(f"{configuration} is for attention without a mask; choose again")
+    asks_query = problem.causal and problem.needs.query
+    if configuration.converts > asks_query or (configuration.staggered and problem.causal):
+        raise InputError(f"{configuration} was chosen for another mask or other gradients: choose again")
     refusal = _refusal(problem)
     if refusal is not None:
         raise InputError(f"the Hopper backward kernel cannot take this: {refusal}; choose another kernel")
@@ -116,7 +113,7 @@ def plan(
 
     if tile.staggered and n_blocks > device.multiprocessors:
         raise InputError(
-            f"{n_blocks} blocks of keys are more than multiprocessors: tiles that wait would wait for ever"
+            f"{n_blocks} staggered tiles would wait for ever on {device.multiprocessors} multiprocessors"
         )
 
     launcher = wgmma.launcher_maker(device, allow_defects=allow_defects)
@@ -202,7 +199,7 @@ def _launch(
         maps: of query, key, value and grad_output; re-addressed when their tensor moved.
         parts: where lse_log2, delta, turns and sums begin in the workspace, in bytes.
         ticket_at: where the ticket is behind the first of the turns, in bytes.
-        converted: of grad_query, which the main kernel writes; None if another one does.
+        converted: of grad_query, if the main kernel writes it.
     """
     _, delta_at, turns_at, sums_at = parts
     prepare_buffer, start_prepare, pack_prepare = prepare.buffer, prepare.start, wgmma.PREPARE.pack_into

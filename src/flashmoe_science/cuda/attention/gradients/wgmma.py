@@ -188,7 +188,7 @@ def tensor_maps(
 
 
 def grad_query_map(problem: BackwardProblem, launcher: Launcher, at: int) -> TensorMap:
-    """Of what is stored: 64 rows of 64 columns at a time."""
+    """Of what is stored at a time."""
     strides = problem.grad_query_strides
     return TensorMap(
         launcher.buffer,

@@ -1,9 +1,6 @@
 // A warp beside the producers that makes dQ of its float32 sums, while they are in L2.
-//
 // The block that adds the last keys to a block of query rows converts it: half a piece at a time comes by a bulk copy, and 64
-// rows of 64 columns leave by TMA. It waits until its own sums are complete, falls behind the products where it must, and
-// catches up; nobody waits for it but the tile after next. It has few registers, and no local memory: who waits for a
-// turn keeps throwing L1 away.
+// rows of 64 columns leave by TMA. No local memory: who waits for a turn keeps throwing L1 away.
 #pragma once
 
 #include "hopper_backward/scheduler.cuh"
@@ -29,25 +26,16 @@ struct Rows {
     }
 };
 
-// What is kept of a tile in shared memory, as registers are short: the query blocks whose last keys are the tile's, and which
-// slot it was published in.
-struct Converted {
-    int begin, span, batch;
-    uint32 slot;
-};
-
-__device__ __forceinline__ Converted read_converted(const Shared& shared) {
-    const Chunk x = load_shared(shared.converted());
-    return {static_cast<int>(x.x), static_cast<int>(x.y), static_cast<int>(x.z), x.w};
-}
+// Of a tile: the first query block whose last keys are the tile's, how many there are, the batch, and the slot.
+__device__ __forceinline__ Chunk kept(const Shared& shared) { return load_shared(shared.converted()); }
 
 // Among all query blocks of the call.
 __device__ __forceinline__ uint64 block_of(const Parameters& p, const Shared& shared, const Rows& rows) {
-    const int head = read_converted(shared).batch * p.num_heads + rows.head;
+    const int head = static_cast<int>(kept(shared).z) * p.num_heads + rows.head;
     return static_cast<uint64>(head) * p.m_blocks + rows.m_block;
 }
 
-// The first lanes, one for each piece: waits until the sums of a block of query rows are complete.
+// Waits until the sums of a block of query rows are complete.
 __device__ __forceinline__ void await_sums(const Parameters& p, const Shared& shared, const Rows& rows) {
     if (threadIdx.x % 32 < CONSUMERS) {
         await_turn(p.turns + block_of(p, shared, rows) * CONSUMERS + threadIdx.x % 32, seen_blocks(p, rows.m_block));
@@ -56,7 +44,7 @@ __device__ __forceinline__ void await_sums(const Parameters& p, const Shared& sh
     __syncwarp();
 }
 
-// All lanes: the first one puts half a piece of sums on its way; `half` counts the four of a block of rows.
+// Puts half a piece of sums on its way; `half` counts the four of a block of rows.
 __device__ __forceinline__ void load_half(const Parameters& p, const Shared& shared, const Rows& rows, int half) {
     if (threadIdx.x % 32 != 0) return;
     const int slot = half & 1;
@@ -97,9 +85,8 @@ __device__ __forceinline__ void clear_empty_rows(const Shared& shared, uint32 ou
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int first = 0; first < PIECE; first += 32) {
-        const bool mine = load_shared_pair(shared.sums_lse() + (first + (lane & ~1)) * 4).x == -NEGATIVE_INFINITY;
-        const bool other = load_shared_pair(shared.sums_lse() + (first + (lane & ~1)) * 4).y == -NEGATIVE_INFINITY;
-        uint32 empty = __ballot_sync(0xffffffff, lane & 1 ? other : mine);
+        const float2 lse = load_shared_pair(shared.sums_lse() + (first + (lane & ~1)) * 4);
+        uint32 empty = __ballot_sync(0xffffffff, (lane & 1 ? lse.y : lse.x) == -NEGATIVE_INFINITY);
 #pragma unroll 1
         for (uint32 row = out + first * panel::ROW_BYTES; empty != 0; empty >>= 1, row += panel::ROW_BYTES) {
             if (empty & 1) store_shared(row + lane * 4, 0u);
@@ -114,7 +101,7 @@ __device__ __forceinline__ void finish(const Parameters& p, const Shared& shared
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
         ptx::tma_store(p.grad_query, shared.rows_out(piece), HEAD_DIM == 64 ? 0 : PIECE * piece,
-                       rows.m_block * BLOCK_M + (HEAD_DIM == 64 ? PIECE * piece : 0), rows.head, read_converted(shared).batch);
+                       rows.m_block * BLOCK_M + (HEAD_DIM == 64 ? PIECE * piece : 0), rows.head, static_cast<int>(kept(shared).z));
         ptx::bulk_commit();
     }
 }
@@ -143,29 +130,28 @@ __device__ __forceinline__ void convert(const Parameters& p, const Shared& share
         load_half(p, shared, rows, 1);
 #pragma unroll 1
         for (int left = group * span; left > 0; --left) {
-            ptx::mbarrier_wait(shared.sums_full(0), 0);
+            const auto convert_next = [&](int half) {
+                ptx::mbarrier_wait(shared.sums_full(half & 1), half >> 1);
+                convert_half(p.scale, shared.sums(half & 1), shared.rows_out(half >> 1), half & 1);
+                if (half & 1) finish(p, shared, rows, half >> 1);
+            };
             if (leads) ptx::bulk_wait_read();
             __syncwarp();
-            convert_half(p.scale, shared.sums(0), shared.rows_out(0), 0);
+            convert_next(0);
             load_half(p, shared, rows, 2);
-            ptx::mbarrier_wait(shared.sums_full(1), 0);
-            convert_half(p.scale, shared.sums(1), shared.rows_out(0), 1);
-            finish(p, shared, rows, 0);
+            convert_next(1);
             load_half(p, shared, rows, 3);
             Rows next = rows;
-            const Converted of_tile = read_converted(shared);
-            next.advance(of_tile.begin, of_tile.span);
+            const Chunk tile_rows = kept(shared);
+            next.advance(tile_rows.x, tile_rows.y);
             if (left > 1) await_sums(p, shared, next);
-            ptx::mbarrier_wait(shared.sums_full(0), 1);
-            convert_half(p.scale, shared.sums(0), shared.rows_out(1), 0);
+            convert_next(2);
             if (left > 1) load_half(p, shared, next, 0);
-            ptx::mbarrier_wait(shared.sums_full(1), 1);
-            convert_half(p.scale, shared.sums(1), shared.rows_out(1), 1);
-            finish(p, shared, rows, 1);
+            convert_next(3);
             if (left > 1) load_half(p, shared, next, 1);
             rows = next;
         }
-        slot.count = read_converted(shared).slot;
+        slot.count = kept(shared).w;
     }
     if (leads) ptx::bulk_wait();
 }

@@ -6,8 +6,8 @@
 
 namespace backward {
 
-// Macros from the configuration (configs/): HEAD_DIM, BLOCK_M, CAUSAL, CONVERTS (with a mask alone), STAGGERED (without alone).
-static_assert(!(STAGGERED && (CAUSAL || CONVERTS)), "tiles of unlike length cannot keep apart, and the last would convert all");
+// Macros from the configuration (configs/): HEAD_DIM, BLOCK_M, CAUSAL, CONVERTS, STAGGERED.
+static_assert(!(STAGGERED && (CAUSAL || CONVERTS)), "tiles are of one length");
 constexpr int WARPGROUP = 128;
 constexpr int ROWS = 64;       // of the keys, per consumer warpgroup: wgmma's M
 constexpr int CONSUMERS = 2;

@@ -1,8 +1,7 @@
 // Which key block and which query blocks a thread block works on.
 //
-// The grid is persistent: block b starts with tile b, then takes tickets. STAGGERED, for short sequences: tiles of one head are
-// worked on side by side, and at no time two at the same rows, so that hardly one waits for its turn; tiles are dealt out in
-// turn, so that those of the first head that is not done are all worked on. Otherwise a section of heads goes through its key blocks
+// The grid is persistent: block b starts with tile b, then takes tickets. STAGGERED, for short sequences: tiles of one head side
+// by side, at no time two at the same rows, dealt out in turn. Otherwise a section of heads goes through its key blocks
 // in ascending order, all heads side by side: a tile only ever waits for tiles with lower tickets (see `write_pieces`), which
 // somebody is working on, and under a causal mask the longest come first. Query blocks are walked from the last to the
 // first, so that tiles that are begun together meet at the same rows.
@@ -30,7 +29,7 @@ __device__ __forceinline__ int seen_blocks(const Parameters& p, int m_block) {
     return min(p.n_blocks, ((m_block + 1) * BLOCK_M + p.seqlen_k - p.seqlen_q + BLOCK_N - 1) / BLOCK_N);
 }
 
-// Where the walk of a block of keys begins, where walks are staggered: evenly over the query blocks.
+// Where a staggered walk begins.
 __device__ __forceinline__ int staggered_start(const Parameters& p, int n_block) { return n_block * p.m_blocks / p.n_blocks; }
 
 __device__ __forceinline__ Tile tile_of(const Parameters& p, int index) {
