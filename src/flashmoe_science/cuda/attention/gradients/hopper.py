@@ -91,8 +91,8 @@ def check(problem: BackwardProblem, configuration: Any) -> None:
     if not isinstance(configuration, HopperBackward):
         raise InputError(f"the Hopper backward kernel takes a HopperBackward, not {configuration!r}")
     wgmma.check_fits(problem, configuration)
-    asks_query = problem.causal and problem.needs.query
-    if configuration.converts > asks_query or (configuration.staggered and problem.causal):
+    convertible = problem.causal and problem.needs.query
+    if (configuration.converts and not convertible) or (configuration.staggered and problem.causal):
         raise InputError(f"{configuration} was chosen for another mask or other gradients: choose again")
     refusal = _refusal(problem)
     if refusal is not None:
