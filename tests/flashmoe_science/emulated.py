@@ -81,13 +81,14 @@ def compile_emulation(kernel: CudaKernel, parameters: str, *, copies_late: bool 
 
 
 def compile_clusters(kernel: CudaKernel) -> ctypes.CDLL:
-    """A library whose `run(arguments, x, y, z, last_first)` runs a grid of `attention_small` in clusters.
+    """A library whose `run(arguments, x, y, z, last_first)` runs a grid of a kernel that takes `Parameters` in clusters.
 
-    Each CUDA thread is a fiber, and each block has shared variables of its own.
+    Each CUDA thread is a fiber, and each block has shared variables of its own, behind its dynamic shared memory.
     """
-    text = (KERNEL_DIRECTORY / kernel.source).read_text()
+    text = (KERNEL_DIRECTORY / kernel.source).read_text().replace(_DYNAMIC_SHARED, _ARENA)
     text = _SHARED.sub(r"auto& \2 = *shared_alloc<\1\3>();", text)
-    return _compiled(kernel.function, text + (EMULATION / "launch_clusters.inc").read_text(), kernel.macros)
+    macros = {**kernel.macros, "NATIVE_REDUX": 0, "KERNEL": kernel.function, "DYNAMIC_BYTES": kernel.dynamic_shared_bytes}
+    return _compiled(kernel.function, text + (EMULATION / "launch_clusters.inc").read_text(), macros)
 
 
 def _compiled(name: str, text: str, given: Mapping[str, int | str]) -> ctypes.CDLL:

@@ -8,7 +8,7 @@ import functools
 from typing import Any
 
 import torch
-from emulated import compile_emulation
+from emulated import compile_clusters, compile_emulation
 from problems import H200
 from varlen_cases import Call
 
@@ -20,7 +20,8 @@ from flashmoe_science.varlen.problem import Tensors
 
 @functools.cache
 def library(configuration: DecodeConfiguration, dtype: torch.dtype) -> ctypes.CDLL:
-    return compile_emulation(decode.kernel(configuration, dtype, "sm_90"), "Parameters")
+    kernel = decode.kernel(configuration, dtype, "sm_90")
+    return compile_clusters(kernel) if configuration.cluster > 1 else compile_emulation(kernel, "Parameters")
 
 
 def inputs_of(call: Call) -> Inputs:
@@ -43,7 +44,10 @@ def run_on_cpu(
     inputs = inputs_of(call)
     problem = check(inputs, options)
     checked = check_sizes(inputs, *sizes)
-    configuration = dataclasses.replace(decode.configuration_for(problem, checked, H200), **changes)
+    configuration = dataclasses.replace(
+        decode.configuration_for(problem, checked, H200), **{"cluster": 1, **changes}
+    )
+    assert grid % configuration.cluster == 0
     shape = (*call["query"].shape[:2], call["value"].shape[-1])
     output = torch.full(shape, torch.nan, dtype=problem.dtype)
     lse = torch.full(shape[:2], torch.nan)
@@ -63,7 +67,7 @@ def run_on_cpu(
         *(call.get(n) for n in Tensors._fields[5:]),  # type: ignore[arg-type]
     )
     decode.call_writer(problem)(buffer, tensors, checked, workspace.data_ptr(), arrivals.data_ptr())
-    library(configuration, problem.dtype).run(buffer, grid)
+    library(configuration, problem.dtype).run(buffer, grid, *((1, 1, 0) if configuration.cluster > 1 else ()))
     assert not arrivals.any(), "counters are zero after a launch"
     return output, lse
 

@@ -119,6 +119,19 @@ class Launcher:
         """
 
 
+def clusters_at_once(function: ctypes.c_void_p, kernel: CudaKernel) -> int:
+    """How many of a kernel's clusters the current device runs at a time."""
+    config = _LaunchConfig(
+        grid=(kernel.cluster_blocks, 1, 1),
+        block=(kernel.threads_per_block, 1, 1),
+        shared_bytes=kernel.dynamic_shared_bytes,
+    )
+    count = ctypes.c_int()
+    status = library().cuOccupancyMaxActiveClusters(ctypes.byref(count), function, ctypes.byref(config))
+    check(library(), status, "cuOccupancyMaxActiveClusters")
+    return count.value
+
+
 @dataclass(frozen=True)
 class LaunchPlan:
     """A prepared launch: everything but the addresses. Belongs to one thread and one device."""

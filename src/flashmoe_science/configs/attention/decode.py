@@ -24,6 +24,10 @@ _MORE_WARPS = 12
 """Of a block over FP8 at dims of 65 to 128 with two tiles of rows, where a warp has one tile of keys."""
 MOST_QUADS = max(4 * tiles * -(-dim // 64) for tiles, dim in _DIM_PER_ROWS.items())
 """That any configuration has: see `DecodeConfiguration.quads`."""
+CLUSTERS = (8, 4, 2)
+"""Blocks of a cluster, by preference: as many as there are for each set of rows of few sequences."""
+TILES_OF_MEETING = 16
+"""Tiles beyond an equal share that a block of a cluster may have: reading them takes as long as a meeting in memory."""
 MOST_ARRIVALS = 1 << 12
 """Counters that one launch may have: two for each warp of each block of the grid."""
 
@@ -83,6 +87,8 @@ class DecodeConfiguration:
     """Queries of a sequence are a tree."""
     pairs: bool = False
     """e4m3 is read 16 codes at a time: rows begin at multiples of 16 bytes."""
+    cluster: int = 1
+    """Blocks that may share a set of rows through their shared memory (sm_90 and later)."""
 
     @property
     def threads(self) -> int:
@@ -126,7 +132,15 @@ class DecodeConfiguration:
             + (f", {self.cache.name.lower()}" if self.cache else "")
             + (", chunks" if self.chunk else "")
             + (", trees" if self.tree else "")
+            + (f", clusters of {self.cluster}" if self.cluster > 1 else "")
         )
+
+
+def cluster_for(architecture: str, sets: int, multiprocessors: int) -> int:
+    """Blocks of a cluster, where a call has so many sets of rows with keys that they share."""
+    if architecture not in CLUSTERED:
+        return 1
+    return next((cluster for cluster in CLUSTERS if sets * cluster <= multiprocessors), 1)
 
 
 def most_rows(dim: int, pages: Pages, score_changes: bool) -> int:

@@ -21,7 +21,7 @@ from flashmoe_science.configs.attention.decode import KEY_TILE, MOST_DIM, Cache,
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import check, library, load
 from flashmoe_science.cuda.kept import kept
-from flashmoe_science.cuda.launch import Launcher
+from flashmoe_science.cuda.launch import Launcher, clusters_at_once
 from flashmoe_science.cuda.repeat import Allocate, cuda_allocator, raw_stream
 from flashmoe_science.cuda.steady import Target
 from flashmoe_science.cuda.tickets import TicketPool, decode_arrival_pool, is_capturing
@@ -101,18 +101,21 @@ def _features(problem: Problem) -> tuple[Pages, bool]:
 
 
 def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeConfiguration:
+    rows = sizes.max_seqlen_q * (problem.num_heads // problem.num_kv_heads)
     usual = configs.configuration(
         device.architecture,
         problem.head_dim,
         problem.value_dim,
-        sizes.max_seqlen_q * (problem.num_heads // problem.num_kv_heads),
+        rows,
         *_features(problem),
         _cache(problem),
     )
     limited = problem.window_left >= 0 or problem.chunk > 0
     hidden = limited and problem.split_keys > 0 and usual.pages is Pages.TILES
+    sets = sizes.batch * problem.num_kv_heads * -(-rows // usual.rows)
     return replace(
         usual,
+        cluster=1 if problem.split_keys else configs.cluster_for(device.architecture, sets, device.multiprocessors),
         chunk=problem.chunk > 0,
         hidden_tiles=hidden,
         tree=problem.tree,
@@ -158,6 +161,11 @@ def kernel(configuration: DecodeConfiguration, dtype: torch.dtype, architecture:
             **({"HIDDEN_TILES": 1} if configuration.hidden_tiles else {}),
             **({"TREE": 1} if configuration.tree else {}),
             **({"PAIRS": 1} if configuration.pairs else {}),
+            **(
+                {"CLUSTER": configuration.cluster, "CLUSTER_TILES": configs.TILES_OF_MEETING}
+                if configuration.cluster > 1
+                else {}
+            ),
             "SCORE_CHANGES": int(configuration.score_changes),
             "DEPENDENT": int(configuration.dependent),
             "QUERY_BF16": int(dtype == torch.bfloat16),
@@ -169,6 +177,7 @@ def kernel(configuration: DecodeConfiguration, dtype: torch.dtype, architecture:
         },
         threads_per_block=configuration.threads,
         dynamic_shared_bytes=configuration.shared_bytes,
+        cluster_blocks=configuration.cluster,
     )
 
 
@@ -188,15 +197,17 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
         InputError: a tensor does not begin at a multiple of 16 bytes, or `workspace_bytes` does; both in the run.
         BuildError, DeviceError: see `driver.load`.
     """
-    allocate, own, index, grid = cuda_allocator(), _OfThread(), device.index, device.multiprocessors
+    allocate, own, index = cuda_allocator(), _OfThread(), device.index
+    most = device.multiprocessors
     write = call_writer(problem)
 
     def run(tensors: Tensors, sizes: Sizes) -> None:
         stream = raw_stream(index)
         capturing = stream != 0 and is_capturing()
-        ready = own.ready.get(sizes.max_seqlen_q)
+        key = sizes.max_seqlen_q, min(sizes.batch, most)
+        ready = own.ready.get(key)
         if ready is None:
-            ready = own.ready[sizes.max_seqlen_q] = _make_ready(problem, sizes, device, capturing)
+            ready = own.ready[key] = _make_ready(own, problem, sizes, device, capturing)
         shared, workspace = None, None
         if not capturing:
             if ready.pool.is_scarce:
@@ -204,12 +215,12 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
             shared = ready.of_stream.get(stream)
         if shared is None:
             if capturing or problem.split_keys:  # with which the workspace is as large as the call
-                size = workspace_bytes(problem, sizes, ready.configuration, grid)
+                size = workspace_bytes(problem, sizes, ready.configuration, most)
                 workspace = allocate((size,), (1,), torch.uint8)
             else:
-                workspace = shared_workspace(allocate, index, stream, grid)
+                workspace = shared_workspace(allocate, index, stream, most)
             # After the workspace: what is allocated behind counters may lie where they do.
-            counters = ready.pool.take(stream, arrival_counters(grid, ready.configuration))
+            counters = ready.pool.take(stream, arrival_counters(most, ready.configuration))
             shared = workspace.data_ptr(), counters
             if not (capturing or problem.split_keys):
                 ready.of_stream[stream] = shared
@@ -217,7 +228,7 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
         ready.launcher.start(stream)
 
     def repeat(tensors: Tensors, sizes: Sizes, own_output: bool) -> Repeat | None:
-        ready = own.ready.get(sizes.max_seqlen_q)
+        ready = own.ready.get((sizes.max_seqlen_q, min(sizes.batch, most)))
         if ready is None or problem.split_keys:
             return None
         return _repeat(problem, ready, tensors, sizes, index, run, own_output)
@@ -310,21 +321,33 @@ class _Ready(NamedTuple):
 
 
 class _OfThread(threading.local):
-    """Launchers have a buffer that is read during the launch, so each thread has its own; by query tokens."""
+    """Launchers have a buffer that is read during the launch, so each thread has its own."""
 
     def __init__(self) -> None:
-        self.ready: dict[int, _Ready] = {}
+        self.ready: dict[tuple[int, int], _Ready] = {}
+        """By query tokens and by sequences, where these are fewer than multiprocessors."""
+        self.launchers: dict[DecodeConfiguration, Launcher] = {}
 
 
-def _make_ready(problem: Problem, sizes: Sizes, device: Device, capturing: bool) -> _Ready:
+def _make_ready(own: _OfThread, problem: Problem, sizes: Sizes, device: Device, capturing: bool) -> _Ready:
     configuration = configuration_for(problem, sizes, device)
+    launcher = own.launchers.get(configuration)
+    if launcher is None:
+        launcher = own.launchers[configuration] = _make_launcher(configuration, problem, device, capturing)
+    return _Ready(configuration, launcher, decode_arrival_pool(device.index), {})
+
+
+def _make_launcher(
+    configuration: DecodeConfiguration, problem: Problem, device: Device, capturing: bool
+) -> Launcher:
     compiled = kernel(configuration, problem.dtype, device.architecture)
     function = load(compiled, device.index, capturing, allow_defects=True)
-    launcher = Launcher(
-        function, (device.multiprocessors, 1, 1), compiled, ARGUMENT_BYTES, dependent=configuration.dependent
-    )
-    write_plan(launcher.buffer, problem, device.multiprocessors)
-    return _Ready(configuration, launcher, decode_arrival_pool(device.index), {})
+    grid = device.multiprocessors
+    if configuration.cluster > 1:
+        grid = configuration.cluster * clusters_at_once(function, compiled)
+    launcher = Launcher(function, (grid, 1, 1), compiled, ARGUMENT_BYTES, dependent=configuration.dependent)
+    write_plan(launcher.buffer, problem, grid)
+    return launcher
 
 
 class _Workspaces(threading.local):

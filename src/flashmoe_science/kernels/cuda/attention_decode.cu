@@ -25,9 +25,10 @@
 //   PAIRS          1: FP8 whose rows begin at multiples of 16 bytes is read 16 codes at a time; may be left out
 //   CHUNK          1: a query sees the keys of its own chunk alone; may be left out
 //   HIDDEN_TILES   1: a segment may begin with tiles that no row sees, whose pages may be gone; with PAGES 1, may be left out
+//   CLUSTER        blocks of a cluster, which may share a set (sm_90); may be left out
 //   TREE           1: queries of a sequence are a tree, whose words say which of their keys a row sees; may be left out
 //   DEPENDENT      1: launched with programmatic stream serialization (sm_90), so that it may start early
-#include "decode/results.cuh"
+#include "decode/gathering.cuh"
 #include "decode/tiles.cuh"
 #include "mma/m16n8k16.cuh"
 #include "ptx/cp_async.cuh"
@@ -100,7 +101,13 @@ __device__ __forceinline__ float relative_weight(float score, float change, floa
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
+#if CLUSTER > 1
+#define CLUSTER_SHAPE __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define CLUSTER_SHAPE
+#endif
+
+extern "C" __global__ void CLUSTER_SHAPE __launch_bounds__(32 * WARPS, 1)
 attention_decode(const __grid_constant__ Parameters p) {
     extern __shared__ __align__(1024) char shared_memory[];
     const int lane = threadIdx.x % 32;
@@ -113,8 +120,15 @@ attention_decode(const __grid_constant__ Parameters p) {
     Chunk* const queries = reinterpret_cast<Chunk*>(shared_memory);  // of two segments in turns
     float4* const partial = reinterpret_cast<float4*>(shared_memory + 2 * kQueryChunks * sizeof(Chunk));
 
+#if CLUSTER > 1
+    __shared__ Gathering gathering[1];
+    gathering->open();
+#endif
 #if DEPENDENT
     wait_for_predecessor();
+#if EARLY
+    allow_successor();
+#endif
 #endif
     if (warp == 0) {
         begin_share(p, cursor[0], lane);
@@ -470,6 +484,9 @@ attention_decode(const __grid_constant__ Parameters p) {
         }
         copy_wait<0>();  // the next segment's queries
         __syncthreads();
+#if CLUSTER > 1
+        if (segment.slot == kOfCluster) cluster::wait_for_peers();
+#endif
 
 #pragma unroll
         for (int i = 0; i < kShares; ++i) {
@@ -480,9 +497,19 @@ attention_decode(const __grid_constant__ Parameters p) {
             float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
             for (int w = 0; w < WARPS; ++w) accumulate(merged, weights[w], results[(w * kQuads + index) * 32 + lane]);
-            if (segment.slot < 0) write(p, segment, lane, index, merged, total);
+#if CLUSTER > 1
+            if (segment.slot == kOfCluster) gathering->send(lane, index, merged, total);
+            else
+#endif
+            if (segment.slot == kWhole) write(p, segment, lane, index, merged, total);
             else leave(p, segment, segment.slot, lane, index, merged, total);
         }
+#if CLUSTER > 1
+        if (segment.slot == kOfCluster) {
+            gathering->finish(p, segment, warp, lane);
+            return;
+        }
+#endif
         if (segment.slot >= 0 && warp < kQuads) meet(p, segment, meetings[s % 2], warp, lane);
         if (!more) return;
     }

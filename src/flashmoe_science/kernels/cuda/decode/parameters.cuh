@@ -4,6 +4,9 @@
 #if TREE
 #include "tree.cuh"
 #endif
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
 
 namespace {
 

@@ -5,6 +5,9 @@
 // block shares at most its first and its last set with others. A unit is a power of two up to a pass of the block: the
 // fewer keys there are, the smaller. Sequences without work have no units.
 //
+// Where there are clusters enough, each set is one cluster's: its blocks have equal parts, which meet in shared memory
+// (decode/gathering.cuh). A part may be empty; its block finishes some of the others' results all the same.
+//
 // In batch-invariant mode a unit is `split_tiles`, begins at a multiple of them, and is summed by itself.
 //
 // The block's first keys wait for all that comes before its first segment, so there is one division in it for each set that
@@ -14,6 +17,14 @@
 #include "ptx/redux.cuh"
 
 namespace {
+
+constexpr int kWhole = -1, kOfCluster = -2;
+// So many tiles more than an equal share take a block as long as a meeting in device memory.
+#if CLUSTER > 1
+constexpr int kTilesOfMeeting = CLUSTER_TILES;
+#else
+constexpr int kTilesOfMeeting = 0;
+#endif
 
 // Consecutive keys of one set of query rows: what a block does at a time.
 struct Segment {
@@ -26,7 +37,7 @@ struct Segment {
     int first_key, last_key;   // of the segment, one past
     int all_begin, all_end;    // keys that all rows see
     int passes;                // 0: there is no such segment
-    int slot;                  // where its result is left; -1: it is the whole set, and is written
+    int slot;                  // where its result is left; or kWhole: it is written; or kOfCluster
     int unit, within, units;   // of the grid; of the set; of all of it
 #if TREE
     int tree_tile;             // the first with keys of the sequence's queries; or kNoTree
@@ -84,6 +95,7 @@ struct Cursor {
     int unit, end;                   // of the grid
     int share;                       // units of a block
     int unit_tiles;
+    bool gathers;                    // a set is a cluster's
     int sequence;
     int within, units;               // unit within its set, and all of those
     int head, row_block, row_blocks;
@@ -92,7 +104,9 @@ struct Cursor {
     __device__ __forceinline__ void enter(const Parameters& p, int of_sequence, const Extent& extent) {
         sequence = of_sequence;
         first_tile = extent.first_tile(p);
-        units = unit_count(extent.tiles(p), unit_tiles);
+        const int tiles = extent.tiles(p);
+        if (CLUSTER > 1 && gathers) unit_tiles = (tiles + CLUSTER - 1) / CLUSTER;
+        units = CLUSTER > 1 && gathers ? CLUSTER : unit_count(tiles, unit_tiles);
         row_blocks = extent.row_blocks();
         rows = extent.rows;
         past = extent.past;
@@ -116,11 +130,12 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Cursor& cursor,
     const int each = (p.batch + 31) / 32;
     const int from = min(lane * each, p.batch), to = min(from + each, p.batch);
     int counts[kUnitSizes] = {};  // units of the lane's sequences, for each size of a unit
-    int longest = 0;
+    int longest = 0, own_sets = 0;
     for (int sequence = from; sequence < to; ++sequence) {
         const Extent extent = extent_of(p, sequence);
         const int sets = p.kv_heads * extent.row_blocks(), tiles = extent.tiles(p);
         longest = max(longest, tiles);
+        own_sets += sets;
         if (p.split_tiles > 0) {
             counts[0] += sets * unit_count(tiles, p.split_tiles);
         } else {
@@ -129,6 +144,7 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Cursor& cursor,
         }
     }
     int own = counts[0], unit_tiles = p.split_tiles;
+    bool gathers = false;
     if (p.split_tiles == 0) {
         const int all_tiles = sum_of_warp(counts[0]);
         longest = static_cast<int>(most<32>(static_cast<uint32>(longest)));
@@ -143,6 +159,11 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Cursor& cursor,
                 unit_tiles = 2 * less;
                 own = counts[i];
             }
+        }
+        if (CLUSTER > 1) {
+            const int most_tiles = divide(all_tiles + blocks - 1, p.by_grid) + kTilesOfMeeting;
+            gathers = CLUSTER * sum_of_warp(own_sets) <= blocks && longest <= CLUSTER * most_tiles;
+            if (gathers) own = CLUSTER * own_sets;
         }
     }
     int up_to = own;  // and with all lanes before
@@ -160,6 +181,7 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Cursor& cursor,
     if (lane == 0) {
         cursor.share = share;
         cursor.unit_tiles = unit_tiles;
+        cursor.gathers = gathers;
         cursor.unit = begin;
         cursor.end = min(begin + share, all);
     }
@@ -169,7 +191,8 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Cursor& cursor,
         for (int sequence = from;; ++sequence) {
             const Extent extent = extent_of(p, sequence);
             const int row_blocks = extent.row_blocks();
-            const int units = unit_count(extent.tiles(p), unit_tiles), all_sets = p.kv_heads * row_blocks * units;
+            const int units = CLUSTER > 1 && gathers ? CLUSTER : unit_count(extent.tiles(p), unit_tiles);
+            const int all_sets = p.kv_heads * row_blocks * units;
             if (left >= all_sets) {
                 left -= all_sets;
                 continue;
@@ -200,8 +223,9 @@ __device__ __forceinline__ void next_segment(const Parameters& p, Cursor& cursor
     }
     const int within = cursor.within, units = cursor.units, keys = cursor.keys, rows = cursor.rows, past = cursor.past;
     const int taken = p.split_tiles > 0 ? 1 : min(units - within, end - unit);
-    const int tile = cursor.first_tile + within * unit_tiles;
-    const int end_tile = min(tile + taken * unit_tiles, (keys + kTileKeys - 1) / kTileKeys);
+    const int last_tile = (keys + kTileKeys - 1) / kTileKeys;  // one past
+    const int tile = CLUSTER > 1 ? min(cursor.first_tile + within * unit_tiles, last_tile) : cursor.first_tile + within * unit_tiles;
+    const int end_tile = min(tile + taken * unit_tiles, last_tile);
     const int first_row = cursor.row_block * kRows;
     const int first_key = max(cursor.first_key, kTileKeys * tile), last_key = min(keys, kTileKeys * end_tile);
     segment.sequence = cursor.sequence;
@@ -228,11 +252,13 @@ __device__ __forceinline__ void next_segment(const Parameters& p, Cursor& cursor
     }
 #endif
     segment.passes = (end_tile - tile + kPass - 1) / kPass;
+    if (CLUSTER > 1) segment.passes = max(1, segment.passes);
     segment.unit = unit;
     segment.within = within;
     segment.units = units;
     // A block has two slots: for the set that it goes on with, and for the one that it begins.
-    segment.slot = taken == units        ? -1
+    segment.slot = CLUSTER > 1 && cursor.gathers ? kOfCluster
+                   : taken == units      ? kWhole
                    : p.split_tiles > 0   ? unit
                                          : 2 * static_cast<int>(blockIdx.x) + (within == 0 ? 1 : 0);
     cursor.unit = unit + taken;
