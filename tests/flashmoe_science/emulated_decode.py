@@ -33,6 +33,7 @@ def run_on_cpu(
     options: Options,
     sizes: tuple[int, int],
     grid: int = 3,
+    team: int = 1,
     memory: tuple[torch.Tensor, torch.Tensor] | None = None,
     **changes: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,7 +58,7 @@ def run_on_cpu(
         memory = torch.full((size // 4,), torch.nan), torch.zeros(counters, dtype=torch.int32)
     workspace, arrivals = memory
     buffer = ctypes.create_string_buffer(decode.ARGUMENT_BYTES)
-    decode.write_plan(buffer, problem, grid)
+    decode.write_plan(buffer, problem, grid, team)
     tensors = Tensors(
         call["query"],
         call["key"],

@@ -42,7 +42,7 @@ from flashmoe_science.varlen.problem import (
 MOST_QUERIES = 15
 """Query tokens of a sequence that this kernel is for, by `select.bucket`: 8, and what is in one bucket with them."""
 _OF_CALL = struct.Struct("=15Q2q2i")  # addresses, strides of tables, tokens, batch
-_OF_PLAN = struct.Struct("=4Q2QI4x2QI4x6q3i6I3i3fi2I")
+_OF_PLAN = struct.Struct("=4Q2QI4x2QI4x6q3i6I3i3fi2Ii2I4x")
 _OF_STREAM = struct.Struct("=2Q2q2i")  # addresses of workspace and counters, and what follows them
 _OF_STREAM_AT = _OF_CALL.size - _OF_STREAM.size
 _ADDRESS = struct.Struct("=Q")
@@ -345,8 +345,10 @@ def _make_launcher(
     grid = device.multiprocessors
     if configuration.cluster > 1:
         grid = configuration.cluster * clusters_at_once(function, compiled)
+    team = team_for(problem)
+    grid -= grid % math.lcm(configuration.cluster, team)
     launcher = Launcher(function, (grid, 1, 1), compiled, ARGUMENT_BYTES, dependent=configuration.dependent)
-    write_plan(launcher.buffer, problem, grid)
+    write_plan(launcher.buffer, problem, grid, team)
     return launcher
 
 
@@ -398,8 +400,17 @@ def workspace_bytes(problem: Problem, sizes: Sizes, configuration: DecodeConfigu
     return pieces * slot
 
 
-def write_plan(buffer: Any, problem: Problem, grid: int) -> None:
-    """The fields of the kernel's `Parameters` that are the same in all calls of a problem."""
+def team_for(problem: Problem) -> int:
+    """Blocks that go through the same keys side by side, each for its heads."""
+    return 1
+
+
+def write_plan(buffer: Any, problem: Problem, grid: int, team: int) -> None:
+    """The fields of the kernel's `Parameters` that are the same in all calls of a problem.
+
+    Args:
+        team: divides the grid and the key/value heads; 1 with `split_keys`.
+    """
     element = problem.dtype.itemsize
     group = problem.num_heads // problem.num_kv_heads
     log2_e = math.log2(math.e)
@@ -424,7 +435,7 @@ def write_plan(buffer: Any, problem: Problem, grid: int) -> None:
         problem.num_kv_heads,
         group,
         problem.page_size,
-        *division(grid),
+        *division(grid // team),
         *division(group),
         *division(problem.page_size or 1),
         _UNLIMITED if problem.window_left < 0 else min(problem.window_left, _UNLIMITED),
@@ -433,6 +444,8 @@ def write_plan(buffer: Any, problem: Problem, grid: int) -> None:
         problem.softmax_scale * log2_e,
         cap * log2_e,
         2 * log2_e * problem.softmax_scale / cap if cap else 0.0,
+        team,
+        *division(team),
         problem.chunk,
         *division(problem.chunk or 1),
     )

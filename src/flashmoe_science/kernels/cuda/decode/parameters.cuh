@@ -90,12 +90,14 @@ struct Parameters {
     int kv_heads;
     int group;                // query heads per key/value head
     int page_size;
-    Division by_grid, by_group, by_page;
+    Division by_teams, by_group, by_page;  // by_teams: by how many there are
     int left, right;          // of the window; kUnlimited
     int split_tiles;          // partial sums begin at each multiple of so many tiles; 0: anywhere
     float scale_log2;         // softmax scale * log2(e)
     float softcap_log2;       // cap * log2(e)
     float softcap_scale;      // 2 * log2(e) * softmax scale / cap
+    int team;                 // blocks that go through the same keys, each for its heads; divides kv_heads and the grid
+    Division by_team;
 #if CHUNK || TREE
     int chunk;                // keys of a chunk; a query sees those of its own
     Division by_chunk;

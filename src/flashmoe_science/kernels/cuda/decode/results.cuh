@@ -143,9 +143,8 @@ __device__ __forceinline__ Statistics combine_pieces(const Parameters& p, const 
 // share a group, or a set: as the block ends within it, it is the counter of no other.
 __device__ __forceinline__ void meet(const Parameters& p, const Segment& segment, const Meeting& meeting, int warp, int lane) {
     if (!meeting.complete) return;
-    const int group_blocks = meeting.group_last_block - meeting.group_first_block + 1;
     __syncwarp();
-    if (group_blocks > 1 && !last_to_arrive(p, meeting.group_first_block, group_blocks, warp, lane)) return;
+    if (meeting.group_blocks > 1 && !last_to_arrive(p, meeting.group_first_block, meeting.group_blocks, warp, lane)) return;
     const int end = meeting.first_piece + meeting.group_pieces;
     for (int index = warp; index < kQuads; index += WARPS) {
         float4 merged;
@@ -156,7 +155,7 @@ __device__ __forceinline__ void meet(const Parameters& p, const Segment& segment
     }
     if (meeting.groups == 1) return;
     __syncwarp();
-    if (meeting.last_block > meeting.first_block) {
+    if (meeting.several) {
         const int counter = static_cast<int>(gridDim.x) + meeting.first_block;
         if (!last_to_arrive(p, counter, meeting.groups, warp, lane)) return;
     } else if (end < meeting.pieces) {

@@ -1,7 +1,8 @@
 // Which keys of which sequences a block takes, from lengths in device memory.
 //
-// All tiles of 16 keys that the grid goes through are counted sequence by sequence, and in one, key/value head by head (and
-// set of query rows by set). They are dealt out to blocks in equal shares of consecutive units of some tiles, so that a
+// Blocks are in teams: those of one go through the same keys side by side, each for its own part of the key/value heads, as
+// the heads of a key lie beside each other in most caches. All tiles of 16 keys that a block of each team goes through are
+// counted sequence by sequence, and in one, head by head (and set of query rows by set). They are dealt out in equal shares of consecutive units of some tiles, so that a
 // block shares at most its first and its last set with others. A unit is a power of two up to a pass of the block: the
 // fewer keys there are, the smaller. Sequences without work have no units.
 //
@@ -48,10 +49,11 @@ struct Segment {
 
 // Where the results of a set that several segments share meet: pieces in groups, then groups.
 struct Meeting {
-    int first_block, last_block;              // of the set
+    int first_block, step;                    // of the set: the first that has a piece, and how far it is to the next
+    bool several;                             // blocks
     int first_unit;                           // of the set
     int pieces, first_piece, group_pieces;    // of the set; the first, and the number, of the segment's group
-    int group_first_block, group_last_block;  // those that have pieces of the group
+    int group_first_block, group_blocks;      // those that have pieces of the group
     int groups;
     int complete;                             // whether the block has left all that it has of the group
 };
@@ -92,7 +94,8 @@ __device__ __forceinline__ int unit_count(int tiles, int unit_tiles) {
 
 // The block's place in its share. Only one lane reads and writes it.
 struct Cursor {
-    int unit, end;                   // of the grid
+    int unit, end;                   // of all teams
+    int team, first_head, heads;     // the block's
     int share;                       // units of a block
     int unit_tiles;
     bool gathers;                    // a set is a cluster's
@@ -126,14 +129,16 @@ constexpr int kUnitSizes = kPass >= 16 ? 5 : kPass >= 8 ? 4 : kPass >= 4 ? 3 : k
 
 // All lanes of a warp: where the block begins.
 __device__ __forceinline__ void begin_share(const Parameters& p, Cursor& cursor, int lane) {
-    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+    const int teams = divide(static_cast<int>(gridDim.x), p.by_team);
+    int team = divide(static_cast<int>(blockIdx.x), p.by_team);
+    int heads = divide(p.kv_heads, p.by_team), first_head = (static_cast<int>(blockIdx.x) - team * p.team) * heads;
     const int each = (p.batch + 31) / 32;
     const int from = min(lane * each, p.batch), to = min(from + each, p.batch);
     int counts[kUnitSizes] = {};  // units of the lane's sequences, for each size of a unit
     int longest = 0, own_sets = 0;
     for (int sequence = from; sequence < to; ++sequence) {
         const Extent extent = extent_of(p, sequence);
-        const int sets = p.kv_heads * extent.row_blocks(), tiles = extent.tiles(p);
+        const int sets = heads * extent.row_blocks(), tiles = extent.tiles(p);
         longest = max(longest, tiles);
         own_sets += sets;
         if (p.split_tiles > 0) {
@@ -155,15 +160,20 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Cursor& cursor,
             // a block about five times as long to read as one more partial result takes to combine: together that is the
             // least where a block has the square root of a fifth of a set's tiles.
             const int less = 1 << (i - 1);
-            if (longest <= kPass || less * blocks < all_tiles || 4 * less * less < longest) {
+            if (longest <= kPass || less * teams < all_tiles || 4 * less * less < longest) {
                 unit_tiles = 2 * less;
                 own = counts[i];
             }
         }
         if (CLUSTER > 1) {
-            const int most_tiles = divide(all_tiles + blocks - 1, p.by_grid) + kTilesOfMeeting;
-            gathers = CLUSTER * sum_of_warp(own_sets) <= blocks && longest <= CLUSTER * most_tiles;
-            if (gathers) own = CLUSTER * own_sets;
+            const int most_tiles = divide(all_tiles + teams - 1, p.by_teams) + kTilesOfMeeting;
+            gathers = CLUSTER * sum_of_warp(own_sets) <= teams && longest <= CLUSTER * most_tiles;
+            if (gathers) {
+                own = CLUSTER * p.team * own_sets;
+                team = static_cast<int>(blockIdx.x);
+                heads = p.kv_heads;
+                first_head = 0;
+            }
         }
     }
     int up_to = own;  // and with all lanes before
@@ -175,13 +185,16 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Cursor& cursor,
         }
     }
     const int all = __shfl_sync(0xffffffffu, up_to, p.batch > 1 ? 31 : 0);
-    const int share = max(1, divide(all + blocks - 1, p.by_grid));
-    const int begin = min(block * share, all);
+    const int share = gathers ? 1 : max(1, divide(all + teams - 1, p.by_teams));
+    const int begin = min(team * share, all);
     const int before = up_to - own;
     if (lane == 0) {
         cursor.share = share;
         cursor.unit_tiles = unit_tiles;
         cursor.gathers = gathers;
+        cursor.team = team;
+        cursor.first_head = first_head;
+        cursor.heads = heads;
         cursor.unit = begin;
         cursor.end = min(begin + share, all);
     }
@@ -192,7 +205,7 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Cursor& cursor,
             const Extent extent = extent_of(p, sequence);
             const int row_blocks = extent.row_blocks();
             const int units = CLUSTER > 1 && gathers ? CLUSTER : unit_count(extent.tiles(p), unit_tiles);
-            const int all_sets = p.kv_heads * row_blocks * units;
+            const int all_sets = heads * row_blocks * units;
             if (left >= all_sets) {
                 left -= all_sets;
                 continue;
@@ -215,7 +228,7 @@ __device__ __forceinline__ void next_segment(const Parameters& p, Cursor& cursor
         segment.passes = 0;
         return;
     }
-    if (cursor.head == p.kv_heads) {  // there is more, so there is a sequence with keys
+    if (cursor.head == cursor.heads) {  // there is more, so there is a sequence with keys
         int sequence = cursor.sequence + 1;
         Extent extent = extent_of(p, sequence);
         while (extent.rows == 0) extent = extent_of(p, ++sequence);
@@ -229,7 +242,7 @@ __device__ __forceinline__ void next_segment(const Parameters& p, Cursor& cursor
     const int first_row = cursor.row_block * kRows;
     const int first_key = max(cursor.first_key, kTileKeys * tile), last_key = min(keys, kTileKeys * end_tile);
     segment.sequence = cursor.sequence;
-    segment.head = cursor.head;
+    segment.head = cursor.first_head + cursor.head;
     segment.first_row = first_row;
     segment.rows = rows;
     segment.query_start = cursor.query_start;
@@ -282,8 +295,10 @@ __device__ __forceinline__ void arrange(const Parameters& p, const Cursor& curso
     const int share = cursor.share;
     const int first_unit = segment.unit - segment.within;
     const int first_block = first_unit / share, last_block = (first_unit + segment.units - 1) / share;
-    meeting.first_block = first_block;
-    meeting.last_block = last_block;
+    const auto block_of = [&](int team) { return static_cast<int>(blockIdx.x) + (team - cursor.team) * p.team; };
+    meeting.first_block = block_of(first_block);
+    meeting.step = p.team;
+    meeting.several = last_block > first_block;
     meeting.first_unit = first_unit;
     if (p.split_tiles > 0) {
         const int group = segment.within / kSplitPieces, begin = group * kSplitPieces;
@@ -292,18 +307,18 @@ __device__ __forceinline__ void arrange(const Parameters& p, const Cursor& curso
         meeting.groups = (segment.units + kSplitPieces - 1) / kSplitPieces;
         meeting.first_piece = begin;
         meeting.group_pieces = end - begin;
-        meeting.group_first_block = (first_unit + begin) / share;
-        meeting.group_last_block = (first_unit + end - 1) / share;
+        meeting.group_first_block = (first_unit + begin) / share;  // each block is a team
+        meeting.group_blocks = (first_unit + end - 1) / share - meeting.group_first_block + 1;
         meeting.complete = segment.within + 1 == end || segment.unit + 1 == cursor.end;
     } else {
         const int pieces = last_block - first_block + 1, size = pieces > kMostPieces ? kGroupPieces : pieces;
-        const int begin = (static_cast<int>(blockIdx.x) - first_block) / size * size, end = min(begin + size, pieces);
+        const int begin = (cursor.team - first_block) / size * size, end = min(begin + size, pieces);
         meeting.pieces = pieces;
         meeting.groups = (pieces + size - 1) / size;
         meeting.first_piece = begin;
         meeting.group_pieces = end - begin;
-        meeting.group_first_block = first_block + begin;
-        meeting.group_last_block = first_block + end - 1;
+        meeting.group_first_block = block_of(first_block + begin);
+        meeting.group_blocks = end - begin;
         meeting.complete = 1;
     }
 }
@@ -311,7 +326,7 @@ __device__ __forceinline__ void arrange(const Parameters& p, const Cursor& curso
 // Where piece `i` of the set was left.
 __device__ __forceinline__ int slot_of_piece(const Parameters& p, const Meeting& meeting, int i) {
     if (p.split_tiles > 0) return meeting.first_unit + i;
-    return 2 * (meeting.first_block + i) + (i == 0 ? 1 : 0);
+    return 2 * (meeting.first_block + i * meeting.step) + (i == 0 ? 1 : 0);
 }
 
 // Of pieces of a group that is not the last.
