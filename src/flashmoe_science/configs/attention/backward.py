@@ -1,9 +1,8 @@
 """Tiles of the portable kernels of attention backward, per architecture and head dimension: data.
 
-A warp owns 32 rows or keys where its accumulators leave room for that, because each fragment of the other operand
-that it reads from shared memory then serves twice as many products. The pass over keys holds two accumulators, head_dim
-wide each: above 64 they leave room for 16 keys, or two warps hold one each (`KeyValueTile.roles`). Tiles of sm_90 were
-measured (docs/kernels/backward-portable.md), the others follow from registers and shared memory.
+A warp owns 32 rows or keys where its accumulators leave room, so that each fragment it reads serves twice as many
+products. The pass over keys holds two accumulators: above head_dim 64 they leave room for 16 keys, or two warps hold
+one each (`KeyValueTile.roles`). Those of sm_90 were measured (docs/kernels/backward-portable.md), the others follow.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Shapes of the small-shape attention kernel, per architecture, head dimension and number of keys: data.
 
-Two kinds. *Latency*: all keys are loaded at once into the registers of a block or a cluster, the fewest steps in a
-row that the problem allows. *Stream*: any number of keys, in passes. The keys are split over the warps of a block,
-over a cluster (from sm_90) and over the grid, see `configs.small_keys`. Chosen by measurement on an H200
-(docs/kernels/small.md): latency for head dim 64, stream for up to 8 rows at 64 and 128. The rest and other
-architectures are by analogy.
+*Latency*: all keys at once in the registers of a block or a cluster. *Stream*: any number of keys, in passes, split
+over warps, a cluster (from sm_90) and the grid, see `configs.small_keys`. Chosen by measurement on an H200
+(docs/kernels/small.md), elsewhere by analogy.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Tiles of the portable grouped products (`kernels/cuda/moe_portable.cu`), per architecture: data.
 
-A warp with 64 rows and 64 rows of weights reads each operand from shared memory as often as the registers allow: 128
-accumulators, and fragments of two slices. Shared memory holds `stages` slices of block_k of both operands. Tiles with
-fewer rows are for experts that get few of them: a tile costs nearly the same however many of its rows are used. Those
-of sm_90 were measured (docs/kernels/moe-portable.md); the others follow from them, registers and shared memory.
+A warp has 64 rows and 64 rows of weights where registers allow it: 128 accumulators, and fragments of two slices. Tiles
+with fewer rows are for experts that get few: a tile's cost hardly depends on how many are used. Those of sm_90 were
+measured (docs/kernels/moe-portable.md); the others follow from registers and shared memory.
 """
 
 from __future__ import annotations

@@ -39,23 +39,14 @@ def topk(
     groups: int = 1,
     top_groups: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k experts of each token, best first, and their weights, in one kernel on PyTorch's current stream.
+    """`flashmoe_science.topk_routing` for CUDA tensors, in one kernel on PyTorch's current stream.
 
-    `flashmoe_science.topk_routing` for CUDA tensors. Arguments are checked once for each combination of shapes, types
-    and options. Nothing is synchronised. Can be captured in a CUDA graph after one call with the same combination.
-
-    Experts are ranked by logit, or with a bias by score + bias in float32; equal ranks by number, the lower first; NaN
-    below every number. The ids of a token are always k different experts. Weights follow IEEE arithmetic: a softmax
-    over a NaN, over plus infinity or over nothing but minus infinity is NaN.
+    Arguments are checked once for each combination of shapes, types and options. Nothing is synchronised. Can be captured
+    in a CUDA graph after one call with the same combination. `kernels/cuda/topk_routing.cu` says how experts are ranked.
 
     Args:
         logits: (tokens, experts), contiguous; float32, bfloat16 or float16 (scores are float32).
-        k: 1 to experts.
-        scores: what is made of the logits.
-        renormalize: divide the chosen scores by their sum (plus 1e-20).
-        bias: (experts,) float32, added to the scores for the choice, not for the weights (DeepSeek-V3's correction).
-        scale: the weights are multiplied by it at last.
-        groups, top_groups: as of `flashmoe_science.topk_routing`.
+        others: as there.
 
     Returns:
         weights float32 (tokens, k), ids int32 (tokens, k).

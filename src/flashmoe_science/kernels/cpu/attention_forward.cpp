@@ -2,11 +2,9 @@
 // scores of more than one tile.
 //
 // A tile is up to 64 queries (16 with AVX2) of one head (or, where few queries share a key/value head, of its whole group).
-// Queries lie in vector lanes, so S^T = K Q^T and O^T = V^T P^T read K and V row-major, in place, by
-// broadcast, and maxima and sums over keys are vertical. Key blocks are visited in order; each block's P V
-// starts from zero and is added to the rescaled output, which also makes the summation blocked. Only Q and O
-// are transposed, once a tile. A task is one or more tiles of the same head that share each prepared key
-// block.
+// Queries lie in vector lanes, so S^T = K Q^T and O^T = V^T P^T read K and V row-major, in place, by broadcast. Key blocks
+// are visited in order; each block's P V starts from zero and is added to the rescaled output. Only Q and O are transposed,
+// once a tile. A task is one or more tiles of the same head that share each prepared key block.
 //
 // A few rows of a key/value head take another way, see decode.h. How the three element types run in tiles:
 //   fp32           multiply-adds on the user's K and V (copied block by block if their rows are far apart)
@@ -15,12 +13,9 @@
 //   fp16 (bf16)    blocks of K and V widened to fp32, then as fp32
 //   fp16, bf16     with AVX2 alone, whole blocks without a mask as 16-bit integers, see integer_tile.h
 //
-// Causal masks align bottom-right. Blocks above the diagonal are skipped; in a block on the diagonal each
-// vector of queries stops after its last visible key. A row without keys gives zeros and a log-sum-exp of
-// minus infinity.
-//
-// NaN and infinities spread as in the exact formula: weights of masked keys are exact zeros, and where a
-// block on the diagonal holds a value that is not finite (0 * NaN), only visible products are summed.
+// Causal masks align bottom-right. Blocks above the diagonal are skipped; on it each vector of queries stops after its last
+// visible key. A row without keys gives zeros and a log-sum-exp of minus infinity. NaN and infinities spread as in the exact
+// formula: where a block on the diagonal holds a value that is not finite (0 * NaN), only visible products are summed.
 
 #include <math.h>
 

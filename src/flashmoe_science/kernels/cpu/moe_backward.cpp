@@ -1,6 +1,6 @@
 // Mixture of experts, backward: gradients of the tokens, the weights of experts, the routing weights and the biases.
 //
-// Slots (a token and one of its choices) are in sorted order: by expert, ascending within one; z is in that order already.
+// Slots (a token and one of its choices) are sorted by expert; z is in that order already.
 // For a slot with weight s and incoming gradient g of its token, with y = act(z):
 //   1. d = w2^T g; dz = act'(z) (s d) and s y, in the tensors' type; <d, y>, of which every tile writes a part.
 //   2. w13^T dz, in the tensors' type and at the slot's own place; a token's are then added in the order of its choices.

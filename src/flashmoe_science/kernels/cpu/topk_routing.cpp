@@ -1,10 +1,8 @@
-// A router's choice of experts: scores, top-k and the weights of what was chosen; and in the same pass the router's losses.
+// A router's choice of experts, as kernels/cuda/topk_routing.cu makes it; and in the same pass the router's losses.
 //
-// A token's logits are made ranks: integers that rise with the float, one below every number for NaN, and one below that for what is
-// taken. The best is looked for among the largest of each 16, then among its 16: so k of many experts cost k times their sixteenth.
-// Equal ranks go by expert, the lower first. Ranks are logits where there is no bias (scores rise with them), else score + bias.
-//
-// For the losses a run of tokens adds its probabilities, and one thread the runs in their order: threads change no bit.
+// Logits are made ranks: integers that rise with the float, one below every number for NaN, and one below that for what is
+// taken. The best is looked for among the largest of each 16, then among its 16: so k of many experts cost k times their
+// sixteenth. For the losses a run of tokens adds its probabilities, and one thread the runs in their order.
 
 #include "parallel.h"
 #include "python_call.h"

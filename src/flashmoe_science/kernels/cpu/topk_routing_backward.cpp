@@ -1,9 +1,5 @@
-// The gradient of a router's logits from that of the chosen experts' weights and of the router's losses, in one pass.
-//
-// Let p be a token's softmax, s its scores, S the sum of those chosen (plus a floor) and g the gradients of its weights times the
-// scale. Where weights were divided by S, g_j becomes (g_j - sum of g_i s_i / S) / S. Softmax: a chosen expert takes g_j s_j, and all
-// take p times minus the sum of these. Sigmoid: g_j s_j (1 - s_j). The losses add p_e (a_e - sum of p a) + 2 z lse p_e / tokens, a_e
-// being the gradient of the first loss times experts * slots_e / tokens^2, and z that of the second.
+// The gradient of a router's logits from that of the chosen experts' weights and of the router's losses, in one pass: the
+// formula of kernels/cuda/topk_routing_backward.cu.
 
 #include "parallel.h"
 #include "python_call.h"

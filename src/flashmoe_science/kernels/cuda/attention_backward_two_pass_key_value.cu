@@ -4,13 +4,9 @@
 // warpgroup's registers hold one gradient of 64 keys, so the two consumers share the work by product:
 //   the first:   P = exp2(scale K Q^T - LSE), dV += P dO;
 //   the second:  dP = V dO^T, dS = P (dP - delta), dK += dS Q.
-// P goes from the first to the second in float32 through shared memory, in fragment order. That is the only way they
-// meet: the first works up to two steps ahead.
-//
-// The gradient of the query is a pass of its own (attention_backward_two_pass_query.cu), so nothing is added in global memory
-// and the same call gives the same bits.
-//
-// Sources: Dao et al., FlashAttention-2 (2023), the recomputation; Shah et al., FlashAttention-3 (2024), keys on wgmma's rows.
+// P goes from the first to the second in float32 through shared memory, in fragment order: the first works up to two steps
+// ahead. The gradient of the query is a pass of its own (attention_backward_two_pass_query.cu), so nothing is added in global
+// memory. Sources: as of attention_backward_hopper.cu.
 //
 // Compile-time configuration: HEAD_DIM (192 or 256), CAUSAL, ELEMENT_BF16.
 #if ELEMENT_BF16

@@ -4,10 +4,8 @@
 // The gradient stays in registers:
 //   P = exp2(scale Q K^T - LSE);  dP = dO V^T;  dS = P (dP - delta);  dQ += dS K
 // dS is an operand straight from registers, so the consumers never meet. The next step's products are issued right behind this
-// step's, and its exponentials are taken under the second.
-//
-// Its predecessor in the stream is the pass over the keys (attention_backward_two_pass_key_value.cu), of which it needs nothing:
-// it starts while that one ends.
+// step's, and its exponentials are taken under the second. It starts while the pass over the keys ends, of which it needs
+// nothing.
 //
 // Compile-time configuration: HEAD_DIM (192 or 256), CAUSAL, ELEMENT_BF16.
 #if ELEMENT_BF16

@@ -41,8 +41,7 @@ def backward(
     """The gradients of attention, as `flashmoe_science.gradients.Backward` says, on PyTorch's current stream.
 
     Nothing is synchronised. Can be captured in a CUDA graph after one call with the same combination of shapes, strides
-    and options. A gradient of the output that is expanded, or whose rows are not contiguous or do not start at
-    multiples of 16 bytes, is copied once.
+    and options. A gradient of the output that the kernels cannot read is copied once.
 
     Args:
         choice: the kernel and configuration to use instead of `select`'s.

@@ -68,9 +68,8 @@ def backward(
     """The gradients of a mixture of experts, as `flashmoe_science.moe_gradients.MoeBackward` says, on PyTorch's current
     stream.
 
-    Nothing is synchronised, and what is launched does not depend on the routing. Can be captured in a CUDA graph after
-    one call with the same combination of shapes and options. A gradient of the output that is not contiguous, or does
-    not start at a multiple of 16 bytes, is copied once.
+    As to graphs and copies see `flashmoe_science.cuda.attention.gradients.backward`; what is launched does not depend on the
+    routing.
 
     Args:
         z: what `forward_keeping` kept; None: it is computed again.
