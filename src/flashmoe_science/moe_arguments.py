@@ -94,8 +94,8 @@ def check_moe_arguments(
     w13_bias: torch.Tensor | None = None,
     w2_bias: torch.Tensor | None = None,
 ) -> None:
-    """Raise InputError, with what to do, unless the arguments make sense together, as `flashmoe_science.fused_moe` expects
-    them: shapes, contiguity, one device, and one dtype of hidden_states, w13, w2, the biases and out.
+    """Raise InputError, with what to do, unless the arguments make sense together, as `flashmoe_science.fused_moe`
+    expects them: shapes, contiguity, one device, and one dtype of hidden_states, w13, w2, the biases and out.
     """
     _check_tensor("hidden_states", hidden_states, ("tokens", "hidden"))
     rows = "2 * intermediate" if activation.gated else "intermediate"

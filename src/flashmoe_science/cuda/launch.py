@@ -12,7 +12,10 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flashmoe_science.cuda.driver import check, library
+import torch
+
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.driver import check, library, load
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 _PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -117,6 +120,21 @@ class Launcher:
         """Writes five addresses to the head of the argument, then launches: a `Launch`. For kernels whose argument
         begins so; in one frame, because every call of attention goes through it. See `addressed` for other numbers.
         """
+
+
+def loaded(
+    kernel: CudaKernel,
+    device: Device,
+    grid: tuple[int, int, int],
+    argument_bytes: int,
+    *,
+    dependent: bool = False,
+    allow_defects: bool = False,
+) -> Launcher:
+    """Of a kernel that is compiled (or found) and loaded now, see `driver.load`. The device is current."""
+    capturing = torch.cuda.is_current_stream_capturing()
+    function = load(kernel, device.index, capturing, allow_defects=allow_defects)
+    return Launcher(function, grid, kernel, argument_bytes, dependent=dependent)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from flashmoe_science.configs.moe import hopper as configs
 from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launcher, LaunchPlan
+from flashmoe_science.cuda.launch import Launcher, LaunchPlan, loaded
 from flashmoe_science.cuda.moe import combine, routing
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem, addresses_of_biases
@@ -182,10 +181,10 @@ def _launcher(
     columns: int,
     weight_rows: int | None = None,
 ) -> Launcher:
-    capturing = torch.cuda.is_current_stream_capturing()
-    function = load(compiled, device.index, capturing, allow_defects=allow_defects)
     blocks = device.multiprocessors // compiled.cluster_blocks * compiled.cluster_blocks
-    launcher = Launcher(function, (blocks, 1, 1), compiled, _ARGUMENT_BYTES, dependent=True)
+    launcher = loaded(
+        compiled, device, (blocks, 1, 1), _ARGUMENT_BYTES, dependent=True, allow_defects=allow_defects
+    )
     _REST.pack_into(
         launcher.buffer,
         _POINTERS_AT + _POINTERS.size,

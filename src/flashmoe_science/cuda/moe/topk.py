@@ -12,8 +12,8 @@ from flashmoe_science.configs.moe import topk as configs
 from flashmoe_science.configs.moe.topk import TopkConfiguration
 from flashmoe_science.cuda.calls import Calls, Options, Tensors
 from flashmoe_science.cuda.device import Device, device_of
-from flashmoe_science.cuda.driver import load, make_context_current
-from flashmoe_science.cuda.launch import Launcher, LaunchPlan, addressed
+from flashmoe_science.cuda.driver import make_context_current
+from flashmoe_science.cuda.launch import LaunchPlan, addressed, loaded
 from flashmoe_science.cuda.moe.routing import overlaps
 from flashmoe_science.cuda.repeat import Call, Layout, cuda_allocator, prepare
 from flashmoe_science.errors import InputError
@@ -41,8 +41,9 @@ def topk(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`flashmoe_science.topk_routing` for CUDA tensors, in one kernel on PyTorch's current stream.
 
-    Arguments are checked once for each combination of shapes, types and options. Nothing is synchronised. Can be captured
-    in a CUDA graph after one call with the same combination. `kernels/cuda/topk_routing.cu` says how experts are ranked.
+    Arguments are checked once for each combination of shapes, types and options. Nothing is synchronised. Can be
+    captured in a CUDA graph after one call with the same combination. `kernels/cuda/topk_routing.cu` says how experts
+    are ranked.
 
     Args:
         logits: (tokens, experts), contiguous; float32, bfloat16 or float16 (scores are float32).
@@ -109,10 +110,9 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
     make_context_current(device.index)
     configuration = configs.configuration(experts)
     compiled = kernel(configuration, logits.dtype, device.architecture)
-    function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
     blocks = -(-tokens // configuration.tokens_per_block)
     dependent = bool(compiled.macros["DEPENDENT"])
-    launcher = Launcher(function, (blocks, 1, 1), compiled, ARGUMENT_BYTES, dependent=dependent)
+    launcher = loaded(compiled, device, (blocks, 1, 1), ARGUMENT_BYTES, dependent=dependent)
     write_arguments(
         launcher.buffer, tokens, experts, k, scores, renormalize, scale, groups=groups, top_groups=top_groups
     )

@@ -68,8 +68,8 @@ def backward(
     """The gradients of a mixture of experts, as `flashmoe_science.moe_gradients.MoeBackward` says, on PyTorch's current
     stream.
 
-    As to graphs and copies see `flashmoe_science.cuda.attention.gradients.backward`; what is launched does not depend on the
-    routing.
+    As to graphs and copies see `cuda.attention.gradients.backward`. What is launched does not depend on
+    the routing.
 
     Args:
         z: what `forward_keeping` kept; None: it is computed again.

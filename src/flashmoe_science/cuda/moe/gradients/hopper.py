@@ -16,8 +16,7 @@ from flashmoe_science.configs.moe.backward_hopper import MoeHopperBackward
 from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launcher, LaunchPlan, launch_at
+from flashmoe_science.cuda.launch import Launcher, LaunchPlan, launch_at, loaded
 from flashmoe_science.cuda.moe import combine, hopper
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.gradients import bias
@@ -325,15 +324,12 @@ class _Make:
         self._parts = 2 if problem.gated else 1
 
     def launcher(self, compiled: CudaKernel, argument_bytes: int, blocks: int | None = None) -> Launcher:
-        function = load(
-            compiled,
-            self._device.index,
-            torch.cuda.is_current_stream_capturing(),
-            allow_defects=self._allow_defects,
-        )
         if blocks is None:
             blocks = self._device.multiprocessors // compiled.cluster_blocks * compiled.cluster_blocks
-        return Launcher(function, (blocks, 1, 1), compiled, -(-argument_bytes // 64) * 64, dependent=True)
+        size = -(-argument_bytes // 64) * 64
+        return loaded(
+            compiled, self._device, (blocks, 1, 1), size, dependent=True, allow_defects=self._allow_defects
+        )
 
     def _rows_map(self, launcher: Launcher, at: int, columns: int, box_rows: int) -> TensorMap:
         """Of sorted rows."""
