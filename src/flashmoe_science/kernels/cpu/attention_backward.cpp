@@ -302,23 +302,4 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_backwar
     return run(job, threads);
 }
 
-// The same as a Python function of twelve integers: the addresses above and the number of threads. Returns SUCCESS or
-// NULL_TENSOR, raises MemoryError. Other Python threads run meanwhile.
-static PyObject* attention_backward_call(PyObject*, PyObject* const* arguments, intptr_t count) {
-    constexpr int COUNT = 12;
-    void* value[COUNT] = {};
-    for (int i = 0; i < COUNT && i < count; ++i) value[i] = PyLong_AsVoidPtr(arguments[i]);
-    if (PyErr_Occurred()) return nullptr;
-    void* const state = PyEval_SaveThread();
-    const int status = flashmoe_attention_backward(
-        (const AttentionBackwardProblem*)value[0], value[1], value[2], value[3], value[4], (const float*)value[5], value[6],
-        value[7], value[8], value[9], value[10], (int)(intptr_t)value[11]);
-    PyEval_RestoreThread(state);
-    return status == OUT_OF_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status);
-}
-
-// A PyMethodDef, for PyCFunction_NewEx.
-extern "C" {
-__attribute__((visibility("default"))) PyMethodDef flashmoe_attention_backward_method = {
-    "attention_backward", attention_backward_call, METH_FASTCALL, nullptr};
-}
+PYTHON_METHOD(flashmoe_attention_backward_method, "attention_backward", PythonCall<flashmoe_attention_backward>::call)

@@ -307,23 +307,4 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_forward
     return job.out_of_memory ? OUT_OF_MEMORY : SUCCESS;
 }
 
-// The same as a Python function of seven integers: the addresses above (0 for no lse) and the number of
-// threads. Returns SUCCESS or NULL_TENSOR, raises MemoryError. Other Python threads run meanwhile.
-static PyObject* attention_forward_call(PyObject*, PyObject* const* arguments, intptr_t count) {
-    constexpr int COUNT = 7;
-    void* value[COUNT] = {};
-    for (int i = 0; i < COUNT && i < count; ++i) value[i] = PyLong_AsVoidPtr(arguments[i]);
-    if (PyErr_Occurred()) return nullptr;
-    void* const state = PyEval_SaveThread();
-    const int status = flashmoe_attention_forward(
-        (const AttentionProblem*)value[0], value[1], value[2], value[3], value[4], (float*)value[5],
-        (int)(intptr_t)value[6]);
-    PyEval_RestoreThread(state);
-    return status == OUT_OF_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status);
-}
-
-// A PyMethodDef, for PyCFunction_NewEx.
-extern "C" {
-__attribute__((visibility("default"))) PyMethodDef flashmoe_attention_method = {
-    "attention_forward", attention_forward_call, METH_FASTCALL, nullptr};
-}
+PYTHON_METHOD(flashmoe_attention_method, "attention_forward", PythonCall<flashmoe_attention_forward>::call)

@@ -1,12 +1,10 @@
 // What one call asks for, how it is divided, and what a thread works with.
 #pragma once
 
+#include "python_call.h"
 #include "vector.h"
 
 enum ElementType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
-
-// What flashmoe_attention_forward returns. NULL_TENSOR: a tensor that is not empty has no memory.
-enum Status : int { SUCCESS = 0, OUT_OF_MEMORY = 1, NULL_TENSOR = 2 };
 
 // Mirrored by flashmoe_science.cpu. Strides are in bytes, for (batch, head, row).
 struct AttentionProblem {

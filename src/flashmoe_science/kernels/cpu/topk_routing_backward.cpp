@@ -149,22 +149,4 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_topk_routing_back
     return SUCCESS;
 }
 
-// The same as a Python function of three integers: two addresses and the number of threads. Returns SUCCESS or
-// NULL_TENSOR, raises MemoryError. Other Python threads run meanwhile.
-static PyObject* topk_routing_backward_call(PyObject*, PyObject* const* arguments, intptr_t count) {
-    constexpr int COUNT = 3;
-    void* value[COUNT] = {};
-    for (int i = 0; i < COUNT && i < count; ++i) value[i] = PyLong_AsVoidPtr(arguments[i]);
-    if (PyErr_Occurred()) return nullptr;
-    void* const state = PyEval_SaveThread();
-    const int status = flashmoe_topk_routing_backward(
-        (const RoutingProblem*)value[0], (const RoutingGradients*)value[1], (int)(intptr_t)value[2]);
-    PyEval_RestoreThread(state);
-    return status == OUT_OF_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status);
-}
-
-// A PyMethodDef, for PyCFunction_NewEx.
-extern "C" {
-__attribute__((visibility("default"))) PyMethodDef flashmoe_topk_routing_backward_method = {
-    "topk_routing_backward", topk_routing_backward_call, METH_FASTCALL, nullptr};
-}
+PYTHON_METHOD(flashmoe_topk_routing_backward_method, "topk_routing_backward", PythonCall<flashmoe_topk_routing_backward>::call)
