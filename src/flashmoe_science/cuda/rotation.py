@@ -108,7 +108,7 @@ def kernel(dtype: torch.dtype, architecture: str) -> CudaKernel:
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    """Everything that `rotate` can launch on an architecture, for building ahead of time."""
+    """See `cuda.choice.KernelModule`."""
     return [
         kernel(dtype, architecture)
         for dtype in DTYPES

@@ -23,7 +23,7 @@ def _row_bytes(head_dim: int) -> int:
 
 @dataclass(frozen=True)
 class QueryTile:
-    """The pass over queries. See `kernels/cuda/attention_backward_query.cu` for what the fields do there."""
+    """The pass over queries. `attention_backward_query.cu` says what fields do."""
 
     head_dim: int
     """Compiled head dimension, a multiple of 16."""
@@ -69,7 +69,7 @@ class QueryTile:
 
 @dataclass(frozen=True)
 class KeyValueTile:
-    """The pass over keys. See `kernels/cuda/attention_backward_key_value.cu` for what the fields do there."""
+    """The pass over keys. `attention_backward_key_value.cu` says what fields do."""
 
     head_dim: int
     """Compiled head dimension, a multiple of 16."""

@@ -17,7 +17,7 @@ SWIZZLE_PANEL = 64
 
 @dataclass(frozen=True)
 class HopperConfiguration:
-    """One tile shape. See `kernels/cuda/attention_hopper.cu` for what the fields do there."""
+    """One tile shape of `attention_hopper.cu`, which says what fields do."""
 
     head_dim: int
     """Compiled head dimension; a tensor's is padded, in shared memory, to the next."""
@@ -64,7 +64,7 @@ TUNABLE = {
     "query_stages": 1,
     "ping_pong": 0,
 }
-"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+"""See `cuda.choice.Tuned.tunable`."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ HEAD_DIMS = (32, 64, 80, 96, 128, 160, 192, 224, 256)
 
 @dataclass(frozen=True)
 class PortableConfiguration:
-    """One tile shape. See `kernels/cuda/attention_portable.cu` for what the fields do there."""
+    """One tile shape of `attention_portable.cu`, which says what fields do."""
 
     head_dim: int
     """Compiled head dimension, a multiple of 16."""
@@ -66,7 +66,7 @@ TUNABLE = {
     "cp_async": 0,
     "mma_k": 1,
 }
-"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+"""See `cuda.choice.Tuned.tunable`."""
 
 
 @dataclass(frozen=True)

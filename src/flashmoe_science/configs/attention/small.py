@@ -30,7 +30,7 @@ _EXACT = (64, 128)  # head dims with latency kernels of their own, without the p
 
 @dataclass(frozen=True)
 class SmallConfiguration:
-    """One kernel. See `kernels/cuda/attention_small.cu` for what the fields do there."""
+    """One kernel of `attention_small.cu`, which says what fields do."""
 
     head_dim: int
     """Compiled head dimension."""
@@ -92,7 +92,7 @@ TUNABLE = {
     "mma_k": 1,
     "splits": 1,
 }
-"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+"""See `cuda.choice.Tuned.tunable`."""
 
 
 @dataclass(frozen=True)

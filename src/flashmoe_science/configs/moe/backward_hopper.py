@@ -37,7 +37,7 @@ TUNABLE = {
     )
     for name in names
 }
-"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+"""See `cuda.choice.Tuned.tunable`."""
 
 WIDE = MoeHopperBackward(
     first=MoeHopperConfiguration(tokens=160, step=32, stages=4),

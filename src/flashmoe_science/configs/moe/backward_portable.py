@@ -64,7 +64,7 @@ TUNABLE = {
     for product in ("first", "second", "weights")
     for name in ("block_m", "block_n", "block_k", "stages", "warps_m", "warps_n", "blocks")
 }
-"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+"""See `cuda.choice.Tuned.tunable`."""
 
 _DEEP = BackwardTile(128, 128, 32, 4, 4, 2)
 _163_KB = MoePortableBackward(_DEEP, _DEEP, _DEEP)

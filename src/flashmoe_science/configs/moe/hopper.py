@@ -41,7 +41,7 @@ class MoeHopperConfiguration:
 
 
 TUNABLE = {"tokens": 1, "step": 1, "stages": 1}
-"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+"""See `cuda.choice.Tuned.tunable`."""
 
 WIDE = MoeHopperConfiguration(tokens=192, step=16, stages=4)
 PAIRS = replace(WIDE, cluster=2)

@@ -16,7 +16,7 @@ _QUEUE_BYTES = 8  # where the search for work goes on
 
 @dataclass(frozen=True)
 class ProductTile:
-    """One tile shape. See `kernels/cuda/moe_portable.cu` for what the fields do there."""
+    """One tile shape. `moe_portable.cu` says what fields do."""
 
     block_m: int
     """Rows per tile."""
@@ -64,7 +64,7 @@ TUNABLE = {
     for product in ("up", "down")
     for name in ("block_m", "block_n", "block_k", "stages", "warps_m", "warps_n", "blocks")
 }
-"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+"""See `cuda.choice.Tuned.tunable`."""
 
 # The mean number of rows per expert from which on a configuration is taken; the first is from 0.
 _ByRows = tuple[tuple[float, PortableMoeConfiguration], ...]

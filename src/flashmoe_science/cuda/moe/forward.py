@@ -141,7 +141,7 @@ def explain(
 ) -> Choice:
     """Which kernels and configuration `forward` takes for these tensors, and why. Launches nothing.
 
-    ``device``: a GPU that need not be there, for tensors of any device, ``meta`` among them; theirs unless given.
+    ``device``: as of `cuda.attention.forward`.
     """
     tensors = hidden_states, w13, w2, topk_weights, topk_ids
     return select(*asked(tensors, activation, w13_layout, device))

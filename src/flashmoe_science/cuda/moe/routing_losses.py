@@ -88,7 +88,7 @@ def built_for(architecture: str) -> bool:
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    """Everything that both passes can launch on an architecture, for building ahead of time."""
+    """See `cuda.choice.KernelModule`."""
     if not built_for(architecture):
         return []
     made = [

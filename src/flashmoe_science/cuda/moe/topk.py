@@ -62,7 +62,7 @@ def topk(
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    """Everything that `topk` can launch on an architecture, for building ahead of time."""
+    """See `cuda.choice.KernelModule`."""
     return [
         kernel(configuration, dtype, architecture)
         for configuration in configs.CONFIGURATIONS

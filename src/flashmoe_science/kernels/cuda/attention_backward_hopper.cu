@@ -10,11 +10,6 @@
 // Sources: Dao et al., FlashAttention-2 (2023); Shah et al., FlashAttention-3 (2024), keys on wgmma's rows.
 //
 // Compile-time configuration: HEAD_DIM (64 or 128), BLOCK_M, CAUSAL, CONVERTS, STAGGERED, ELEMENT_BF16.
-#if ELEMENT_BF16
-#define WGMMA_TYPES "bf16.bf16"
-#else
-#define WGMMA_TYPES "f16.f16"
-#endif
 
 #include "hopper_backward/converter.cuh"
 #include "hopper_backward/parameters.cuh"

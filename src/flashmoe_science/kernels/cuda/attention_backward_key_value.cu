@@ -16,6 +16,7 @@
 #include "backward/products.cuh"
 #include "backward/tile_copy.cuh"
 #include "backward/write_rows.cuh"
+#include "launch_bounds.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/shared_floats.cuh"
@@ -119,12 +120,6 @@ __device__ __forceinline__ void meet(int barrier, bool waits) {
         ptx::barrier_arrive(barrier, 64);
     }
 }
-
-#if MIN_BLOCKS > 0
-#define LAUNCH_BOUNDS __launch_bounds__(kThreads, MIN_BLOCKS)
-#else
-#define LAUNCH_BOUNDS __launch_bounds__(kThreads)
-#endif
 
 extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __grid_constant__ BackwardParameters p) {
     extern __shared__ __align__(1024) char shared_memory[];

@@ -10,11 +10,6 @@
 // ACTIVATION (without GATHER it only says whether there is a gate), ELEMENT_BF16; and those of moe/hopper_parameters.cuh.
 #define BACKWARD 1
 #define THROUGH_SHARED GATHER
-#if ELEMENT_BF16
-#define WGMMA_TYPES "bf16.bf16"
-#else
-#define WGMMA_TYPES "f16.f16"
-#endif
 
 #include "moe/backward_hopper_epilogue.cuh"
 #include "moe/hopper_consumer.cuh"

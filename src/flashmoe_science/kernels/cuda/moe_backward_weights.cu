@@ -18,11 +18,6 @@
 #define ACTIVATION 0
 #define STEP 16
 #define CLUSTER 1
-#if ELEMENT_BF16
-#define WGMMA_TYPES "bf16.bf16"
-#else
-#define WGMMA_TYPES "f16.f16"
-#endif
 
 #include "moe/backward_weights_producer.cuh"
 #include "moe/hopper_block.cuh"

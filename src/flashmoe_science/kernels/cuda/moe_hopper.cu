@@ -18,11 +18,6 @@
 // ACTIVATION, ELEMENT_BF16, and those of moe/hopper_parameters.cuh.
 #define THROUGH_SHARED 0
 #define BACKWARD 0
-#if ELEMENT_BF16
-#define WGMMA_TYPES "bf16.bf16"
-#else
-#define WGMMA_TYPES "f16.f16"
-#endif
 
 #include "moe/hopper_consumer.cuh"
 #include "moe/hopper_epilogue.cuh"

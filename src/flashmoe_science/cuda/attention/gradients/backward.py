@@ -68,7 +68,7 @@ def explain(
 ) -> Choice:
     """Which kernel and configuration the backward pass of a call takes, and why. Launches nothing.
 
-    ``device``: a GPU that need not be there, for tensors of any device, ``meta`` among them; theirs unless given.
+    ``device``: as of `cuda.attention.forward`.
     """
     return select(*asked(query, key, value, causal, softmax_scale, device))
 

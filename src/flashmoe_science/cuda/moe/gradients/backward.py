@@ -161,7 +161,7 @@ def explain(
 ) -> Choice:
     """Which kernels and configuration the backward pass of a call takes, and why. Launches nothing.
 
-    ``device``: a GPU that need not be there, for tensors of any device, ``meta`` among them; theirs unless given.
+    ``device``: as of `cuda.attention.forward`.
     """
     problem = _problem(hidden_states, w13, w2, topk_ids, activation, w13_layout, _ALL)
     return select(problem, device_of(hidden_states.get_device()) if device is None else device)

@@ -8,6 +8,14 @@
 
 #include "types.cuh"
 
+#ifndef WGMMA_TYPES
+#if ELEMENT_BF16
+#define WGMMA_TYPES "bf16.bf16"
+#else
+#define WGMMA_TYPES "f16.f16"
+#endif
+#endif
+
 namespace ptx {
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
