@@ -33,6 +33,8 @@ from cudadent42.registry import registry
 from cudadent42.stages.verify import verify
 from cudadent42.suites.loader import load_suite, parse_suite
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def case_of(dtype: str = "fp32", **changes: Any) -> MoeBackwardCase:
     case = MoeBackwardCase("unit", dtype, 19, hidden=48, intermediate=32, experts=6, top_k=2)
