@@ -7,18 +7,31 @@
 
 #include "hopper_varlen/scheduler.cuh"
 #include "ptx/bulk.cuh"
+#include "ptx/held.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/warpgroup.cuh"
 
 namespace hopper {
 
 // A coordinate outside every tensor: its box is read as zeros, without access to memory.
 constexpr int OUTSIDE = 1 << 30;
 constexpr int PAGES_OF_LANE = (PAGES + 31) / 32;
+// So many boxes of pages are told to the lane that issues at a time: few, as registers are.
+constexpr int MOST_AT_ONCE = CONSUMERS == 3 ? 2 : 4;
+constexpr int BOXES_AT_ONCE = PAGES < MOST_AT_ONCE ? PAGES : MOST_AT_ONCE;
+static_assert(PAGES % BOXES_AT_ONCE == 0, "boxes come in equal parts");
 
-// Where the boxes of a block of keys lie. In pages, lane i has the pages of boxes i, i + 32, ...: they are looked up ahead, as
-// the table's latency would stand between two blocks.
+// Where the boxes of a block of keys lie. In pages, lane i has boxes i, i + 32, ...: they are looked up ahead, as the table's
+// latency would stand between two blocks. One lane issues them all: where several do, the compiler makes a loop over them,
+// of which each round costs some 40 cycles.
 struct Boxes {
+    int head;  // of keys
     int page[PAGES_OF_LANE];
+    int slot[PAGES_OF_LANE];  // of the box's first row in its page
+    int next_page[BOXES_AT_ONCE];
+    int next_slot[BOXES_AT_ONCE];
+
+    __device__ __forceinline__ void enter(const Parameters& p, const Tile& tile) { head = ptx::held(tile.slice / p.group); }
 
     // Only keys from `begin` on and before `tile.keys` are looked up: what the table has for others is anything.
     __device__ __forceinline__ void look_up(const Parameters& p, const Tile& tile, int block, int begin, int lane) {
@@ -27,23 +40,34 @@ struct Boxes {
         for (int i = 0; i < PAGES_OF_LANE; ++i) {
             const int box = lane + 32 * i;
             const int key = block * BLOCK_N + box * PAGE_ROWS;
-            page[i] = -1;
+            page[i] = OUTSIDE;
+            slot[i] = 0;
             if (box < PAGES && block >= tile.first_block && key < tile.keys && key + PAGE_ROWS > begin) {
                 const int index = __umulhi(2 * static_cast<uint32>(key), p.page_multiplier) >> p.page_shift;
                 page[i] = load_index(p.page_table + tile.place * p.table_row + index);
+                slot[i] = key - index * p.page_size;
             }
         }
     }
 
-    // By a whole warp: issues the loads of a block, which complete `barrier`.
+    // By a whole warp: tells every lane of the boxes from `first` on.
+    __device__ __forceinline__ void tell(int first) {
+        if (!PAGED) return;
+#pragma unroll
+        for (int i = 0; i < BOXES_AT_ONCE; ++i) {
+            next_page[i] = __shfl_sync(ALL_LANES, page[first / 32], (first + i) % 32);
+            next_slot[i] = __shfl_sync(ALL_LANES, slot[first / 32], (first + i) % 32);
+        }
+    }
+
+    // By a whole warp, which has been told of the first boxes: issues the loads of a block, which complete `barrier`.
     template <int PANELS>
-    __device__ __forceinline__ void load(const Parameters& p, const ptx::TensorMap& map, const Tile& tile, int block,
-                                         uint32 destination, uint32 barrier, int lane) const {
-        const int head = tile.slice / p.group;
-        if (lane == 0) ptx::mbarrier_expect_bytes(barrier, PANELS * BLOCK_PANEL_BYTES);
+    __device__ __forceinline__ void load(const ptx::TensorMap& map, const Tile& tile, int block, uint32 destination,
+                                         uint32 barrier) {
         if (!PAGED) {
-            if (lane == 0) {
-                const int row = tile.keys > 0 ? tile.place + block * BLOCK_N : OUTSIDE;
+            const int row = tile.keys > 0 ? tile.place + block * BLOCK_N : OUTSIDE;
+            if (ptx::elect_lane()) {
+                ptx::mbarrier_expect_bytes(barrier, PANELS * BLOCK_PANEL_BYTES);
 #pragma unroll
                 for (int panel = 0; panel < PANELS; ++panel) {
                     ptx::tma_load(map, destination + panel * BLOCK_PANEL_BYTES, barrier, ptx::EVICT_LAST,
@@ -52,18 +76,18 @@ struct Boxes {
             }
             return;
         }
-        __syncwarp();
 #pragma unroll
-        for (int i = 0; i < PAGES_OF_LANE; ++i) {
-            const int box = lane + 32 * i;
-            if (box < PAGES) {
-                const int key = block * BLOCK_N + box * PAGE_ROWS;
-                const int index = __umulhi(2 * static_cast<uint32>(key), p.page_multiplier) >> p.page_shift;
-                const int slot = page[i] >= 0 ? key - index * p.page_size : OUTSIDE;
+        for (int first = 0; first < PAGES; first += BOXES_AT_ONCE) {
+            if (first > 0) tell(first);
+            if (ptx::elect_lane()) {
+                if (first == 0) ptx::mbarrier_expect_bytes(barrier, PANELS * BLOCK_PANEL_BYTES);
 #pragma unroll
-                for (int panel = 0; panel < PANELS; ++panel) {
-                    ptx::tma_load(map, destination + panel * BLOCK_PANEL_BYTES + box * PAGE_ROWS * panel::ROW_BYTES, barrier,
-                                  ptx::EVICT_LAST, panel * panel::PANEL_COLUMNS, slot, head, max(page[i], 0));
+                for (int i = 0; i < BOXES_AT_ONCE; ++i) {
+#pragma unroll
+                    for (int panel = 0; panel < PANELS; ++panel) {
+                        ptx::tma_load(map, destination + panel * BLOCK_PANEL_BYTES + (first + i) * PAGE_ROWS * panel::ROW_BYTES,
+                                      barrier, ptx::EVICT_LAST, panel * panel::PANEL_COLUMNS, next_slot[i], head, next_page[i]);
+                    }
                 }
             }
         }
@@ -115,13 +139,15 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const Shared& 
         const Tile tile = read_tile(shared, slot.stage);
         slot.advance();
         const int begin = first_key_of(p, tile);
+        boxes.enter(p, tile);
         boxes.look_up(p, tile, tile.last_block, begin, lane);
         // Drawn now and looked at after the loads, so that they do not wait for it.
         if (lane == 0) ticket = atomicAdd(p.ticket, 1);
 #pragma unroll 1
         for (int block = tile.last_block; block >= tile.first_block; --block) {
+            boxes.tell(0);
             ptx::mbarrier_wait(shared.key_empty(key.stage), key.parity ^ 1);
-            boxes.load<KEY_PANELS>(p, p.key, tile, block, shared.key(key.stage), shared.key_full(key.stage), lane);
+            boxes.load<KEY_PANELS>(p.key, tile, block, shared.key(key.stage), shared.key_full(key.stage));
             boxes.look_up(p, tile, block - 1, begin, lane);
             key.advance();
         }
@@ -140,10 +166,10 @@ __device__ __forceinline__ void produce_values(const Parameters& p, const Shared
     Tile tile;
     while (next_tile(shared, slot, tile)) {
         const int begin = first_key_of(p, tile);
+        boxes.enter(p, tile);
         boxes.look_up(p, tile, tile.last_block, begin, lane);
 #pragma unroll 1
         for (int block = tile.last_block; block >= tile.first_block; --block) {
-            ptx::mbarrier_wait(shared.value_empty(value.stage), value.parity ^ 1);
             const uint32 destination = shared.value(value.stage);
             const int from = max(0, begin - block * BLOCK_N);  // rows of the block that are keys of some row
             const int to = min(BLOCK_N, tile.keys - block * BLOCK_N);
@@ -154,7 +180,9 @@ __device__ __forceinline__ void produce_values(const Parameters& p, const Shared
             const bool whole = to == BLOCK_N && (!LEFT_WINDOW || from == 0);
 #endif
             const uint32 barrier = whole ? shared.value_full(value.stage) : shared.values_landed();
-            boxes.load<VALUE_PANELS>(p, p.value, tile, block, destination, barrier, lane);
+            boxes.tell(0);
+            ptx::mbarrier_wait(shared.value_empty(value.stage), value.parity ^ 1);
+            boxes.load<VALUE_PANELS>(p.value, tile, block, destination, barrier);
             boxes.look_up(p, tile, block - 1, begin, lane);
             if (!whole) {
 #if TREE
@@ -195,7 +223,7 @@ __device__ __forceinline__ void produce_queries(const Parameters& p, const Share
             const int first = tile.first_row + consumer * ROWS;
             const int rows = tile.rows(p) - first;
             const uint32 barrier = rows >= ROWS ? full : shared.queries_landed();
-            if (rows > 0 && lane == 0) {
+            if (rows > 0 && ptx::elect_lane()) {
                 ptx::mbarrier_expect_bytes(barrier, QUERY_BYTES);
 #pragma unroll
                 for (int panel = 0; panel < KEY_PANELS; ++panel) {
