@@ -129,6 +129,19 @@ def test_many_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @NEEDS_COMPILER
+@pytest.mark.parametrize("section_mib", [0, 1])
+def test_short_sequences_come_in_sections(section_mib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which one is larger than a section, some have no more than a tile, one is long, and some are in another group of 32."""
+    queries = (260, 1, 0, 140, 129, 40) + (1,) * 28 + (150, 135, 3)
+    keys = (1400, 300, 9, 140, 2300, 40) + (5,) * 28 + (150, 400, 3)
+    shape = Shape(queries, keys, 4, 4, 64, dtype=BF16)
+    call = packed(shape, spare_rows=140)
+    given = bounds(shape)
+    out, lse = attend(call, monkeypatch, section_mib=section_mib, **given)
+    assert_as_exact_as_pytorch(out, lse, call, **given)
+
+
+@NEEDS_COMPILER
 def test_no_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape((), (), 2, 1, 64, dtype=BF16)
     check(packed(shape, spare_rows=4), shape, monkeypatch)

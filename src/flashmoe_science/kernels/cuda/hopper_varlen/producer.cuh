@@ -1,4 +1,4 @@
-// The producer warpgroup: a warp each hands out tiles and loads keys, loads values, loads queries.
+// The producer warpgroup: a warp each hands out tiles, loads keys, loads values, loads queries.
 //
 // A box of TMA is rectangular and a sequence's end is not on its edge: rows behind it belong to another sequence, or to nobody,
 // and may hold anything. Keys there are masked. Values there are multiplied with zero, so they are made zeros, in shared memory,
@@ -126,23 +126,36 @@ __device__ __forceinline__ int first_key_of(const Parameters& p, const Tile& til
     return first_key(p, tile.first_row >> p.heads_shift, tile.offset());
 }
 
-// One warp: hands out tiles and keeps the key ring full.
-__device__ __forceinline__ void produce_keys(const Parameters& p, const Shared& shared) {
+// One warp: hands out tiles. The next is looked for while the keys of one are loaded, and not before: a block that draws ahead
+// takes from those that have less to do.
+__device__ __forceinline__ void hand_out_tiles(const Parameters& p, const Shared& shared) {
     const int lane = threadIdx.x % 32;
     Scheduler scheduler(p);
-    Ring<K_STAGES> key;
     Ring<TILE_SLOTS> slot;
-    Boxes boxes;
+    Ring<1> begun;
     int number = static_cast<int>(blockIdx.x);
     int ticket = -1;
     while (scheduler.publish(p, shared, slot, number)) {
-        const Tile tile = read_tile(shared, slot.stage);
-        slot.advance();
+        ptx::mbarrier_wait(shared.tile_begun(), begun.parity);
+        begun.advance();
+        if (lane == 0) ticket = atomicAdd(p.ticket, 1);
+        number = __shfl_sync(ALL_LANES, ticket, 0) + static_cast<int>(gridDim.x);
+    }
+    if (lane == 0 && ticket >= 0) give_back(p, ticket, scheduler.before);
+}
+
+// One warp: keeps the key ring full.
+__device__ __forceinline__ void produce_keys(const Parameters& p, const Shared& shared) {
+    const int lane = threadIdx.x % 32;
+    Ring<K_STAGES> key;
+    Ring<TILE_SLOTS> slot;
+    Boxes boxes;
+    Tile tile;
+    while (next_tile(shared, slot, tile)) {
+        if (lane == 0) ptx::mbarrier_arrive(shared.tile_begun());
         const int begin = first_key_of(p, tile);
         boxes.enter(p, tile);
         boxes.look_up(p, tile, tile.last_block, begin, lane);
-        // Drawn now and looked at after the loads, so that they do not wait for it.
-        if (lane == 0) ticket = atomicAdd(p.ticket, 1);
 #pragma unroll 1
         for (int block = tile.last_block; block >= tile.first_block; --block) {
             boxes.tell(0);
@@ -151,9 +164,7 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const Shared& 
             boxes.look_up(p, tile, block - 1, begin, lane);
             key.advance();
         }
-        number = __shfl_sync(ALL_LANES, ticket, 0) + static_cast<int>(gridDim.x);
     }
-    if (lane == 0 && ticket >= 0) give_back(p, ticket, scheduler.before);
 }
 
 // One warp: keeps the value ring full.
