@@ -141,8 +141,14 @@ def configuration(
         query_stages=shape.query_stages,
         ping_pong=shape.ping_pong,
         features=features,
-        section_mib=section_bytes(compiled[0], 0) // _MIB if features.causal and not features.left_window else 0,
+        section_mib=_section_mib(compiled[0], features),
     )
+
+
+def _section_mib(head_dim: int, features: HopperFeatures) -> int:
+    """As the dense kernel has it for short sequences. Without a causal mask tiles of a slice come together anyhow, and
+    a window leaves few blocks to each."""
+    return section_bytes(head_dim, 0) // _MIB if features.causal and not features.left_window else 0
 
 
 def _wide(features: HopperFeatures, extent: Extent) -> bool:
