@@ -54,6 +54,13 @@ def test_pages(page_size: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @NEEDS_COMPILER
+def test_pages_of_which_a_block_has_six(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than are told of at a time, and no multiple of that."""
+    shape = Shape((70, 3), (140, 20), 2, 1, 192, dtype=BF16)
+    check(paged(shape, 16, garbage=1 << 30), shape, monkeypatch)
+
+
+@NEEDS_COMPILER
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 1), (8, 1)])
 def test_heads(heads: int, kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape((70, 3, 17), (140, 150, 17), heads, kv_heads, 64, dtype=FP16)

@@ -17,9 +17,14 @@ namespace hopper {
 constexpr int OUTSIDE = 1 << 30;
 constexpr int PAGES_OF_LANE = (PAGES + 31) / 32;
 // So many boxes of pages are told to the lane that issues at a time: few, as registers are.
+#if TREE
+constexpr int MOST_AT_ONCE = 1;
+constexpr bool TOLD_AHEAD = false;  // before the block's buffer is free
+#else
 constexpr int MOST_AT_ONCE = CONSUMERS == 3 ? 2 : 4;
+constexpr bool TOLD_AHEAD = true;
+#endif
 constexpr int BOXES_AT_ONCE = PAGES < MOST_AT_ONCE ? PAGES : MOST_AT_ONCE;
-static_assert(PAGES % BOXES_AT_ONCE == 0, "boxes come in equal parts");
 
 // Where the boxes of a block of keys lie. In pages, lane i has boxes i, i + 32, ...: they are looked up ahead, as the table's
 // latency would stand between two blocks. One lane issues them all: where several do, the compiler makes a loop over them,
@@ -27,9 +32,12 @@ static_assert(PAGES % BOXES_AT_ONCE == 0, "boxes come in equal parts");
 struct Boxes {
     int head;  // of keys
     int page[PAGES_OF_LANE];
-    int slot[PAGES_OF_LANE];  // of the box's first row in its page
     int next_page[BOXES_AT_ONCE];
-    int next_slot[BOXES_AT_ONCE];
+    int next_slot[BOXES_AT_ONCE];  // of the box's first row in its page
+
+    static __device__ __forceinline__ int page_of(const Parameters& p, int key) {
+        return __umulhi(2 * static_cast<uint32>(key), p.page_multiplier) >> p.page_shift;
+    }
 
     __device__ __forceinline__ void enter(const Parameters& p, const Tile& tile) { head = ptx::held(tile.slice / p.group); }
 
@@ -41,29 +49,28 @@ struct Boxes {
             const int box = lane + 32 * i;
             const int key = block * BLOCK_N + box * PAGE_ROWS;
             page[i] = OUTSIDE;
-            slot[i] = 0;
             if (box < PAGES && block >= tile.first_block && key < tile.keys && key + PAGE_ROWS > begin) {
-                const int index = __umulhi(2 * static_cast<uint32>(key), p.page_multiplier) >> p.page_shift;
-                page[i] = load_index(p.page_table + tile.place * p.table_row + index);
-                slot[i] = key - index * p.page_size;
+                page[i] = load_index(p.page_table + tile.place * p.table_row + page_of(p, key));
             }
         }
     }
 
-    // By a whole warp: tells every lane of the boxes from `first` on.
-    __device__ __forceinline__ void tell(int first) {
+    // By a whole warp: tells every lane of the block's boxes from `first` on.
+    __device__ __forceinline__ void tell(const Parameters& p, int block, int first, int lane) {
         if (!PAGED) return;
+        const int key = block * BLOCK_N + (first / 32 * 32 + lane) * PAGE_ROWS;
+        const int slot = key - page_of(p, key) * p.page_size;
 #pragma unroll
-        for (int i = 0; i < BOXES_AT_ONCE; ++i) {
-            next_page[i] = __shfl_sync(ALL_LANES, page[first / 32], (first + i) % 32);
-            next_slot[i] = __shfl_sync(ALL_LANES, slot[first / 32], (first + i) % 32);
+        for (int i = 0; i < BOXES_AT_ONCE && first + i < PAGES; ++i) {
+            next_page[i] = __shfl_sync(ALL_LANES, page[PAGES_OF_LANE > 1 ? first / 32 : 0], (first + i) % 32);
+            next_slot[i] = __shfl_sync(ALL_LANES, slot, (first + i) % 32);
         }
     }
 
-    // By a whole warp, which has been told of the first boxes: issues the loads of a block, which complete `barrier`.
+    // By a whole warp, which has been told of the first boxes if that is done ahead: issues the loads of a block, which complete `barrier`.
     template <int PANELS>
-    __device__ __forceinline__ void load(const ptx::TensorMap& map, const Tile& tile, int block, uint32 destination,
-                                         uint32 barrier) {
+    __device__ __forceinline__ void load(const Parameters& p, const ptx::TensorMap& map, const Tile& tile, int block,
+                                         uint32 destination, uint32 barrier, int lane) {
         if (!PAGED) {
             const int row = tile.keys > 0 ? tile.place + block * BLOCK_N : OUTSIDE;
             if (ptx::elect_lane()) {
@@ -76,13 +83,13 @@ struct Boxes {
             }
             return;
         }
-#pragma unroll
+#pragma unroll(PAGES > 32 ? PAGES : 1)  // a loop takes fewer registers; `page` is no array in memory
         for (int first = 0; first < PAGES; first += BOXES_AT_ONCE) {
-            if (first > 0) tell(first);
+            if (first > 0 || !TOLD_AHEAD) tell(p, block, first, lane);
             if (ptx::elect_lane()) {
                 if (first == 0) ptx::mbarrier_expect_bytes(barrier, PANELS * BLOCK_PANEL_BYTES);
 #pragma unroll
-                for (int i = 0; i < BOXES_AT_ONCE; ++i) {
+                for (int i = 0; i < BOXES_AT_ONCE && first + i < PAGES; ++i) {
 #pragma unroll
                     for (int panel = 0; panel < PANELS; ++panel) {
                         ptx::tma_load(map, destination + panel * BLOCK_PANEL_BYTES + (first + i) * PAGE_ROWS * panel::ROW_BYTES,
@@ -101,6 +108,9 @@ __device__ __forceinline__ void clear_rows(uint32 tile, int from, int to, int la
 #pragma unroll
     for (int panel = 0; panel < PANELS; ++panel) {
         const uint32 start = tile + (panel * PANEL_ROWS + from) * panel::ROW_BYTES;
+#if TREE
+#pragma unroll 1  // fewer registers
+#endif
         for (int i = lane; i < chunks; i += 32) store_shared(start + i * kChunkBytes, Chunk{0, 0, 0, 0});
     }
 }
@@ -116,6 +126,7 @@ __device__ __forceinline__ void hand_on(uint32 barrier, int lane) {
 __device__ __forceinline__ bool next_tile(const Shared& shared, Ring<TILE_SLOTS>& slot, Tile& tile) {
     ptx::mbarrier_wait(shared.tile_full(slot.stage), slot.parity);
     tile = read_tile(shared, slot.stage);
+    if (!LEFT_WINDOW) tile.first_block = 0;  // and takes no register
     release(shared.tile_empty(slot.stage));
     slot.advance();
     return tile.first_row >= 0;
@@ -158,9 +169,9 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const Shared& 
         boxes.look_up(p, tile, tile.last_block, begin, lane);
 #pragma unroll 1
         for (int block = tile.last_block; block >= tile.first_block; --block) {
-            boxes.tell(0);
+            if (TOLD_AHEAD) boxes.tell(p, block, 0, lane);
             ptx::mbarrier_wait(shared.key_empty(key.stage), key.parity ^ 1);
-            boxes.load<KEY_PANELS>(p.key, tile, block, shared.key(key.stage), shared.key_full(key.stage));
+            boxes.load<KEY_PANELS>(p, p.key, tile, block, shared.key(key.stage), shared.key_full(key.stage), lane);
             boxes.look_up(p, tile, block - 1, begin, lane);
             key.advance();
         }
@@ -191,9 +202,9 @@ __device__ __forceinline__ void produce_values(const Parameters& p, const Shared
             const bool whole = to == BLOCK_N && (!LEFT_WINDOW || from == 0);
 #endif
             const uint32 barrier = whole ? shared.value_full(value.stage) : shared.values_landed();
-            boxes.tell(0);
+            if (TOLD_AHEAD) boxes.tell(p, block, 0, lane);
             ptx::mbarrier_wait(shared.value_empty(value.stage), value.parity ^ 1);
-            boxes.load<VALUE_PANELS>(p.value, tile, block, destination, barrier);
+            boxes.load<VALUE_PANELS>(p, p.value, tile, block, destination, barrier, lane);
             boxes.look_up(p, tile, block - 1, begin, lane);
             if (!whole) {
 #if TREE
