@@ -16,14 +16,13 @@ namespace hopper {
 // A coordinate outside every tensor: its box is read as zeros, without access to memory.
 constexpr int OUTSIDE = 1 << 30;
 constexpr int PAGES_OF_LANE = (PAGES + 31) / 32;
-// So many boxes of pages are told to the lane that issues at a time: few, as registers are.
 #if TREE
-constexpr int MOST_AT_ONCE = 1;
-constexpr bool TOLD_AHEAD = false;  // before the block's buffer is free
+constexpr bool ONE_LANE_ISSUES = false;  // what else the producers keep leaves no registers for that
 #else
-constexpr int MOST_AT_ONCE = CONSUMERS == 3 ? 2 : 4;
-constexpr bool TOLD_AHEAD = true;
+constexpr bool ONE_LANE_ISSUES = true;
 #endif
+// So many boxes of pages are told to the lane that issues at a time: few, as registers are.
+constexpr int MOST_AT_ONCE = CONSUMERS == 3 ? 2 : 4;
 constexpr int BOXES_AT_ONCE = PAGES < MOST_AT_ONCE ? PAGES : MOST_AT_ONCE;
 
 // Where the boxes of a block of keys lie. In pages, lane i has boxes i, i + 32, ...: they are looked up ahead, as the table's
@@ -57,7 +56,7 @@ struct Boxes {
 
     // By a whole warp: tells every lane of the block's boxes from `first` on.
     __device__ __forceinline__ void tell(const Parameters& p, int block, int first, int lane) {
-        if (!PAGED) return;
+        if (!PAGED || !ONE_LANE_ISSUES) return;
         const int key = block * BLOCK_N + (first / 32 * 32 + lane) * PAGE_ROWS;
         const int slot = key - page_of(p, key) * p.page_size;
 #pragma unroll
@@ -67,7 +66,7 @@ struct Boxes {
         }
     }
 
-    // By a whole warp, which has been told of the first boxes if that is done ahead: issues the loads of a block, which complete `barrier`.
+    // By a whole warp, which has been told of the first boxes: issues the loads of a block, which complete `barrier`.
     template <int PANELS>
     __device__ __forceinline__ void load(const Parameters& p, const ptx::TensorMap& map, const Tile& tile, int block,
                                          uint32 destination, uint32 barrier, int lane) {
@@ -83,9 +82,25 @@ struct Boxes {
             }
             return;
         }
+        if (!ONE_LANE_ISSUES) {
+            if (lane == 0) ptx::mbarrier_expect_bytes(barrier, PANELS * BLOCK_PANEL_BYTES);
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < PAGES_OF_LANE; ++i) {
+                const int box = lane + 32 * i;
+                const int key = block * BLOCK_N + box * PAGE_ROWS;
+                if (box >= PAGES) break;
+#pragma unroll
+                for (int panel = 0; panel < PANELS; ++panel) {
+                    ptx::tma_load(map, destination + panel * BLOCK_PANEL_BYTES + box * PAGE_ROWS * panel::ROW_BYTES, barrier,
+                                  ptx::EVICT_LAST, panel * panel::PANEL_COLUMNS, key - page_of(p, key) * p.page_size, head, page[i]);
+                }
+            }
+            return;
+        }
 #pragma unroll(PAGES > 32 ? PAGES : 1)  // a loop takes fewer registers; `page` is no array in memory
         for (int first = 0; first < PAGES; first += BOXES_AT_ONCE) {
-            if (first > 0 || !TOLD_AHEAD) tell(p, block, first, lane);
+            if (first > 0) tell(p, block, first, lane);
             if (ptx::elect_lane()) {
                 if (first == 0) ptx::mbarrier_expect_bytes(barrier, PANELS * BLOCK_PANEL_BYTES);
 #pragma unroll
@@ -169,7 +184,7 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const Shared& 
         boxes.look_up(p, tile, tile.last_block, begin, lane);
 #pragma unroll 1
         for (int block = tile.last_block; block >= tile.first_block; --block) {
-            if (TOLD_AHEAD) boxes.tell(p, block, 0, lane);
+            boxes.tell(p, block, 0, lane);
             ptx::mbarrier_wait(shared.key_empty(key.stage), key.parity ^ 1);
             boxes.load<KEY_PANELS>(p, p.key, tile, block, shared.key(key.stage), shared.key_full(key.stage), lane);
             boxes.look_up(p, tile, block - 1, begin, lane);
@@ -202,7 +217,7 @@ __device__ __forceinline__ void produce_values(const Parameters& p, const Shared
             const bool whole = to == BLOCK_N && (!LEFT_WINDOW || from == 0);
 #endif
             const uint32 barrier = whole ? shared.value_full(value.stage) : shared.values_landed();
-            if (TOLD_AHEAD) boxes.tell(p, block, 0, lane);
+            boxes.tell(p, block, 0, lane);
             ptx::mbarrier_wait(shared.value_empty(value.stage), value.parity ^ 1);
             boxes.load<VALUE_PANELS>(p, p.value, tile, block, destination, barrier, lane);
             boxes.look_up(p, tile, block - 1, begin, lane);
