@@ -6,7 +6,8 @@
 // one by one, windows, caps and sinks.
 //
 // Compile-time configuration: HEAD_DIM, VALUE_DIM (at most HEAD_DIM), ELEMENT_BF16, CONSUMERS, BLOCK_N, K_STAGES, V_STAGES, Q_STAGES,
-// PING_PONG, CAUSAL (a row sees window_right keys after its position), LEFT_WINDOW (and window_left before it), SOFTCAP, PAGED,
+// TILE_SLOT_COUNT, PING_PONG, SECTION_MIB (of keys and values that are worked on together; 0: all),
+// CAUSAL (a row sees window_right keys after its position), LEFT_WINDOW (and window_left before it), SOFTCAP, PAGED,
 // PAGE_ROWS (rows of a box, which lies in one page), CHUNK (with CAUSAL and LEFT_WINDOW: a row sees the keys of its own chunk alone; may
 // be left out), TREE (without LEFT_WINDOW: a row has a bit for each of the keys of its sequence's own queries; may be left out).
 #if ELEMENT_BF16
@@ -286,6 +287,8 @@ extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
             produce_values(parameters, shared);
         } else if (warp == 2) {
             produce_queries(parameters, shared);
+        } else {
+            hand_out_tiles(parameters, shared);
         }
     } else {
         ptx::claim_registers<CONSUMER_REGISTERS>();
