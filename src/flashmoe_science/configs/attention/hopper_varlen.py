@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from flashmoe_science.configs.attention.hopper import NARROW_COST, SWIZZLE_PANEL, section_bytes
 
 _BARRIER_BYTES = 16
-TILE_SLOTS = 4
+_TILE_SLOTS = 4
 """Tiles of work between the warp that looks for them and the consumers."""
 _MIB = 1 << 20
 
@@ -67,8 +67,8 @@ class HopperVarlenConfiguration:
         key_row, value_row = (-(-dim // SWIZZLE_PANEL) * 128 for dim in (self.head_dim, self.value_dim))
         key_rows = self.query_stages * self.block_m + self.key_stages * self.block_n
         value_rows = self.value_stages * self.block_n
-        barriers = self.query_stages * self.consumers + self.key_stages + self.value_stages + TILE_SLOTS + 2
-        tiles = TILE_SLOTS * 32
+        barriers = self.query_stages * self.consumers + self.key_stages + self.value_stages + _TILE_SLOTS + 2
+        tiles = _TILE_SLOTS * 32
         return key_rows * key_row + value_rows * value_row + barriers * _BARRIER_BYTES + tiles + 1024
 
 

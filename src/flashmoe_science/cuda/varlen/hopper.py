@@ -124,7 +124,6 @@ def kernel(configuration: HopperVarlenConfiguration, dtype: torch.dtype) -> Cuda
             "K_STAGES": configuration.key_stages,
             "V_STAGES": configuration.value_stages,
             "Q_STAGES": configuration.query_stages,
-            "TILE_SLOT_COUNT": configs.TILE_SLOTS,
             "PING_PONG": int(configuration.ping_pong),
             "SECTION_MIB": configuration.section_mib,
             "CAUSAL": int(has.causal),

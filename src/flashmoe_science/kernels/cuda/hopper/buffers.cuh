@@ -1,16 +1,12 @@
 // Shared memory of the Hopper attention kernels: rings of tiles with their barriers, and the slots in which tiles of work
 // are published.
 //
-// Macros: HEAD_DIM, VALUE_DIM, CONSUMERS, BLOCK_N, K_STAGES, V_STAGES, Q_STAGES; TILE_SLOT_COUNT may be left out.
+// Macros: HEAD_DIM, VALUE_DIM, CONSUMERS, BLOCK_N, K_STAGES, V_STAGES, Q_STAGES.
 #pragma once
 
 #include "hopper/ring.cuh"
 #include "hopper/shape.cuh"
 #include "mma/descriptor.cuh"
-
-#ifndef TILE_SLOT_COUNT
-#define TILE_SLOT_COUNT 2
-#endif
 
 namespace hopper {
 
@@ -21,7 +17,7 @@ constexpr uint32 QUERY_BYTES = KEY_PANELS * QUERY_PANEL_BYTES;  // of one consum
 constexpr uint32 BLOCK_PANEL_BYTES = BLOCK_N * panel::ROW_BYTES;
 constexpr uint32 KEY_BYTES = KEY_PANELS * BLOCK_PANEL_BYTES;
 constexpr uint32 VALUE_BYTES = VALUE_PANELS * BLOCK_PANEL_BYTES;
-constexpr int TILE_SLOTS = TILE_SLOT_COUNT;
+constexpr int TILE_SLOTS = 2;
 constexpr int CONSUMER_WARPS = 4 * CONSUMERS;
 constexpr uint32 MOST_BYTES = 232448 - 1024;  // that a block may have, less what rounding its start up may take
 
@@ -59,9 +55,9 @@ struct Buffers {
     __device__ uint32 tile_empty(int slot) const { return tile_full(slot) + 8; }
 };
 
-// By one thread, with a fence after it. `readers`: producers that read the tiles of work that another publishes.
+// By one thread, with a fence after it.
 template <uint32 TILE_BYTES>
-__device__ __forceinline__ void initialise_barriers(const Buffers<TILE_BYTES>& shared, int readers = 2) {
+__device__ __forceinline__ void initialise_barriers(const Buffers<TILE_BYTES>& shared) {
     for (int stage = 0; stage < Q_STAGES; ++stage) {
         for (int consumer = 0; consumer < CONSUMERS; ++consumer) {
             ptx::mbarrier_init(shared.query_full(stage, consumer), 1);
@@ -78,7 +74,7 @@ __device__ __forceinline__ void initialise_barriers(const Buffers<TILE_BYTES>& s
     }
     for (int slot = 0; slot < TILE_SLOTS; ++slot) {
         ptx::mbarrier_init(shared.tile_full(slot), 1);
-        ptx::mbarrier_init(shared.tile_empty(slot), CONSUMER_WARPS + readers);
+        ptx::mbarrier_init(shared.tile_empty(slot), CONSUMER_WARPS + 2);
     }
 }
 

@@ -11,7 +11,7 @@
 namespace hopper {
 
 // Macros from the configuration (configs/): HEAD_DIM, VALUE_DIM, CONSUMERS, BLOCK_N, K_STAGES, V_STAGES, Q_STAGES,
-// TILE_SLOT_COUNT, PING_PONG, SECTION_MIB, CAUSAL, LEFT_WINDOW, SOFTCAP, PAGED, PAGE_ROWS; and CHUNK or TREE, or neither.
+// PING_PONG, SECTION_MIB, CAUSAL, LEFT_WINDOW, SOFTCAP, PAGED, PAGE_ROWS; and CHUNK or TREE, or neither.
 constexpr int PAGES = PAGED ? BLOCK_N / PAGE_ROWS : 1;  // boxes of a panel of a block, each in a page
 static_assert(!PAGED || PAGES * PAGE_ROWS == BLOCK_N, "a block is a number of boxes");
 

@@ -137,12 +137,12 @@ __device__ __forceinline__ void hand_on(uint32 barrier, int lane) {
     if (lane == 0) ptx::mbarrier_arrive(barrier);
 }
 
-// The next tile of a producer that only reads them; false at the end. By a whole warp.
-__device__ __forceinline__ bool next_tile(const Shared& shared, Ring<TILE_SLOTS>& slot, Tile& tile) {
+// The next tile of a producer that only reads them, and tells `barrier` so; false at the end. By a whole warp.
+__device__ __forceinline__ bool next_tile(const Shared& shared, Ring<SLOTS>& slot, Tile& tile, uint32 barrier) {
     ptx::mbarrier_wait(shared.tile_full(slot.stage), slot.parity);
     tile = read_tile(shared, slot.stage);
     if (!LEFT_WINDOW) tile.first_block = 0;  // and takes no register
-    release(shared.tile_empty(slot.stage));
+    release(barrier);
     slot.advance();
     return tile.first_row >= 0;
 }
@@ -157,7 +157,7 @@ __device__ __forceinline__ int first_key_of(const Parameters& p, const Tile& til
 __device__ __forceinline__ void hand_out_tiles(const Parameters& p, const Shared& shared) {
     const int lane = threadIdx.x % 32;
     Scheduler scheduler(p);
-    Ring<TILE_SLOTS> slot;
+    Ring<SLOTS> slot;
     Ring<1> begun;
     int number = static_cast<int>(blockIdx.x);
     int ticket = -1;
@@ -174,11 +174,10 @@ __device__ __forceinline__ void hand_out_tiles(const Parameters& p, const Shared
 __device__ __forceinline__ void produce_keys(const Parameters& p, const Shared& shared) {
     const int lane = threadIdx.x % 32;
     Ring<K_STAGES> key;
-    Ring<TILE_SLOTS> slot;
+    Ring<SLOTS> slot;
     Boxes boxes;
     Tile tile;
-    while (next_tile(shared, slot, tile)) {
-        if (lane == 0) ptx::mbarrier_arrive(shared.tile_begun());
+    while (next_tile(shared, slot, tile, shared.tile_begun())) {
         const int begin = first_key_of(p, tile);
         boxes.enter(p, tile);
         boxes.look_up(p, tile, tile.last_block, begin, lane);
@@ -198,10 +197,10 @@ __device__ __forceinline__ void produce_values(const Parameters& p, const Shared
     const int lane = threadIdx.x % 32;
     Ring<V_STAGES> value;
     Ring<1> landed;
-    Ring<TILE_SLOTS> slot;
+    Ring<SLOTS> slot;
     Boxes boxes;
     Tile tile;
-    while (next_tile(shared, slot, tile)) {
+    while (next_tile(shared, slot, tile, shared.tile_empty(slot.stage))) {
         const int begin = first_key_of(p, tile);
         boxes.enter(p, tile);
         boxes.look_up(p, tile, tile.last_block, begin, lane);
@@ -249,9 +248,9 @@ __device__ __forceinline__ void produce_queries(const Parameters& p, const Share
     const int lane = threadIdx.x % 32;
     Ring<Q_STAGES> ring;
     Ring<1> landed;
-    Ring<TILE_SLOTS> slot;
+    Ring<SLOTS> slot;
     Tile tile;
-    while (next_tile(shared, slot, tile)) {
+    while (next_tile(shared, slot, tile, shared.tile_empty(slot.stage))) {
 #pragma unroll
         for (int consumer = 0; consumer < CONSUMERS; ++consumer) {
             ptx::mbarrier_wait(shared.query_empty(ring.stage, consumer), ring.parity ^ 1);

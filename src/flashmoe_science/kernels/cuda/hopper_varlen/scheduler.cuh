@@ -61,7 +61,7 @@ struct Scheduler {
 
     // By a whole warp: publishes tile `number`, or the end; numbers must not fall. False at the end: `before` is then how many
     // tiles there are.
-    __device__ __forceinline__ bool publish(const Parameters& p, const Shared& shared, Ring<TILE_SLOTS>& slot, int number) {
+    __device__ __forceinline__ bool publish(const Parameters& p, const Shared& shared, Ring<SLOTS>& slot, int number) {
         const int lane = threadIdx.x % 32;
         while (index >= 0) {
             // Of the lane's sequence: its tiles of the class [low, high) of each slice.
