@@ -124,6 +124,7 @@ def kernel(configuration: HopperVarlenConfiguration, dtype: torch.dtype) -> Cuda
             "V_STAGES": configuration.value_stages,
             "Q_STAGES": configuration.query_stages,
             "PING_PONG": int(configuration.ping_pong),
+            "SECTION_MIB": configuration.section_mib,
             "CAUSAL": int(has.causal),
             "LEFT_WINDOW": int(has.left_window),
             "SOFTCAP": int(has.softcap),
