@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from provenance import provenance
 
+from cudadent42.timing.cpu_peaks import measure_reading
 from flashmoe_science import attention_varlen, flash_attention
-from flashmoe_science.cpu.library import measure_reading
 
 HEADS, HEAD_DIM, PAGE = 8, 128, 64
 CACHE_BYTES = 640 << 20

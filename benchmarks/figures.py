@@ -40,10 +40,9 @@ from cudadent42.operations.interface import Inputs
 from cudadent42.plan import Choices, make_case, make_plan
 from cudadent42.registry import get, registry
 from cudadent42.suites.loader import DType, load_suite
+from cudadent42.timing.cpu_peaks import measure_cpu_peaks, peaks_library
 from cudadent42.worker.parent import Worker
 from cudadent42.worker.stages import run_stage
-from flashmoe_science import cpu
-from flashmoe_science.cpu.library import peaks_library
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = 15
@@ -219,7 +218,7 @@ def peak_shares() -> Measured:
     while time.perf_counter() < stop:
         for call in calls.values():
             call()
-    before = cpu.measure_peaks()
+    before = measure_cpu_peaks()
     look = peaks_library().flashmoe_peak_fp32
     look.argtypes, look.restype = (ctypes.c_int, ctypes.c_double), ctypes.c_double
     threads = torch.get_num_threads()
@@ -232,7 +231,7 @@ def peak_shares() -> Measured:
             start = time.perf_counter()
             calls[dtype]()
             seconds[dtype].append(time.perf_counter() - start)
-    after = cpu.measure_peaks()
+    after = measure_cpu_peaks()
     peaks = {name: max(before[name], after[name]) for name in before}
     rates = {dtype: gflops(cases[dtype], statistics.median(seconds[dtype])) for dtype in calls}
     # Of the fp32 peak where the CPU has no products of bf16.

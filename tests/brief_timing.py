@@ -15,12 +15,11 @@ def be_brief(put: Callable[[object, str, object], None] = setattr) -> None:
     """From here on this process is, and what it forks."""
     from cudadent42.stages.bench import measurement
     from cudadent42.stages.profile import perf
-    from cudadent42.timing import contention
-    from flashmoe_science.cpu import library
+    from cudadent42.timing import contention, cpu_peaks
 
     put(measurement, "START_WARM_UP_S", 0.01)
     put(measurement, "AGAIN_WARM_UP_S", 0.01)
     put(contention, "PROBE_S", 0.05)
     put(perf, "REPEAT_S", 0.05)
-    put(library, "_PEAK_SECONDS", 0.005)
-    put(library, "_COPY_BYTES", 8 << 20)
+    put(cpu_peaks, "_PEAK_SECONDS", 0.005)
+    put(cpu_peaks, "_COPY_BYTES", 8 << 20)

@@ -158,6 +158,17 @@ def warm_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm_programs, "forks_texts", True)
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """PyTorch on one thread, for tests of many small tensors: handing them to a second takes a third of the time."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def nvrtc() -> None:
     """For tests that compile CUDA. The bindings come with the package; the compiler that they load may not be there."""

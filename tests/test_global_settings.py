@@ -214,7 +214,8 @@ def test_what_the_lab_allocates(name: str, case: Any) -> None:
     if any(word in name for word in INEXACT):
         for one, other in zip(plain, here, strict=True):
             assert (one.dtype, one.device) == (other.dtype, other.device)
-            torch.testing.assert_close(one, other, equal_nan=True)
+            if not same_bits([one], [other]):  # most are, which is seen in a third of the time
+                torch.testing.assert_close(one, other, equal_nan=True)
     else:
         assert same_bits(plain, here)
 

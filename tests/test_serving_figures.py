@@ -75,3 +75,11 @@ def test_a_ratio_that_no_race_states_is_no_figure(figures: ModuleType, tmp_path:
         figures.least_of("decode", "flashinfer", "pages of 64")(there)
     with pytest.raises(UsageError, match="no races of window"):
         figures.least_of("window", "fa3", "pages of 64")(there)
+
+
+def test_a_folder_of_one_part(figures: ModuleType, tmp_path: Path) -> None:
+    there = race("prefill", "8x2k", 1.0, {"dense": 98.0, "packed": 100.0}, ("dense", "packed"))
+    (tmp_path / "prefill.json").write_text(json.dumps({"races": [there]}))
+    assert figures.least_of("prefill", "dense", "packed")(tmp_path) == pytest.approx(0.98)
+    with pytest.raises(UsageError, match="no races of decode"):
+        figures.least_of("decode", "dense", "packed")(tmp_path)

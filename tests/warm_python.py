@@ -456,6 +456,7 @@ def _import_everything() -> None:
             with contextlib.suppress(ImportError):  # of an extra that is not installed
                 importlib.import_module(module.name)
     _of_workers.update(name for name in sys.modules if name.startswith("cudadent42.operations."))
+    importlib.import_module("cudadent42.patterns.lessons").shipped()  # asked for by every command that fails
     _build_command_line()
 
 

@@ -12,6 +12,7 @@ from figure_readers import (
     fleet_coverage,
     fleet_has,
     fleet_kills,
+    fleet_of_gpus,
     hardened,
     honest,
     kills,
@@ -107,6 +108,12 @@ LAB: tuple[Row, ...] = (
         (Bound("", 60, unit("s")), Bound("idle", 0.1, share)),
         fields(fleet("large", "processor_s"), fleet("large", "idle_share")),
         among=fleet_has("large"),
+    ),
+    Row(
+        "a sweep of 26 decode cases by two H200s of a host: its time, of one's, and cases with other winners",
+        "h200-fleet-of-gpus",
+        (Bound("", 0.55, unit("×")), Bound("cases", 0.05, share)),
+        fleet_of_gpus,
     ),
     Row(
         "tunings of invented fleets with limits of time and money drawn by chance that passed one",

@@ -269,6 +269,12 @@ def fleet_kills(folder: Path) -> tuple[float, ...]:
     return said["coordinators"] + said["workers"], said["tunings"] - ended, wrong
 
 
+def fleet_of_gpus(folder: Path) -> tuple[float, ...]:
+    """Time of a sweep by two devices over that by one, and the share of cases whose winners are not alike."""
+    said = json.loads((folder / "fleet-of-gpus.json").read_text(encoding="utf-8"))["summary"]
+    return said["whole_ratio"], 1 - said["winners_alike_share"]
+
+
 def honest(name: str) -> Callable[[Path], float]:
     return field("summary", name, file="honest.json")
 

@@ -94,13 +94,8 @@ def check_moe_arguments(
     w13_bias: torch.Tensor | None = None,
     w2_bias: torch.Tensor | None = None,
 ) -> None:
-    """Raise InputError, with what to do, unless the arguments make sense together.
-
-    Expected, all contiguous and on one device: hidden_states (tokens, hidden); w13 (experts, 2 * intermediate,
-    hidden), or (experts, intermediate, hidden) where the activation is not gated; w2 (experts, hidden,
-    intermediate); topk_weights (tokens, k) float32; topk_ids (tokens, k) int32 or int64; k at least 1;
-    hidden and intermediate multiples of 16; w13_bias None or (experts, rows of w13), w2_bias None or (experts,
-    hidden). hidden_states, w13, w2, the biases and out share one dtype.
+    """Raise InputError, with what to do, unless the arguments make sense together, as `flashmoe_science.fused_moe`
+    expects them: shapes, contiguity, one device, and one dtype of hidden_states, w13, w2, the biases and out.
     """
     _check_tensor("hidden_states", hidden_states, ("tokens", "hidden"))
     rows = "2 * intermediate" if activation.gated else "intermediate"

@@ -117,7 +117,7 @@ class _Moe(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """The backward pass. Who differentiates it is told that this cannot be had."""
+    """The backward pass, as in `autograd`."""
 
     @staticmethod
     def forward(

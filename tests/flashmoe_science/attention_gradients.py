@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 from attention_reference import visible_keys
-from computed_once import computed_once
 
+from computed_once import computed_once
 from flashmoe_science.gradients import Gradients, Needs
 
 UNIT_ROUNDOFF = {

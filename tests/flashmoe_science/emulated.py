@@ -75,6 +75,7 @@ def compile_emulation(kernel: CudaKernel, parameters: str, *, copies_late: bool 
         "KERNEL": kernel.function,
         "PARAMETERS": parameters,
         "BLOCK_THREADS": kernel.threads_per_block,
+        "CLUSTER_BLOCKS": kernel.cluster_blocks,
         "COPIES_LATE": int(copies_late),
     }
     return _compiled(kernel.function, text + (EMULATION / "launch_blocks.inc").read_text(), macros)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 from typing import Any
 
@@ -24,18 +25,26 @@ BLOCKS = 3
 
 
 def attend(
-    call: Call, monkeypatch: pytest.MonkeyPatch, *, wide: bool = False, **options: Any
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    wide: bool = False,
+    section_mib: int | None = None,
+    **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and log-sum-exp of ``call``, with the options of `attention_varlen`. What no block writes stays NaN.
 
     Args:
         wide: in the tile for long sequences, where there is another.
+        section_mib: in place of the configuration's.
     """
     monkeypatch.setattr(hopper, "TensorMap", EmulatedMap)
     bounds = options.pop("max_seqlen_q"), options.pop("max_seqlen_k")
     problem = problem_of(call, **options)
     sizes = check_sizes(inputs_of(call), *bounds)
     tile = tile_of(problem, wide)
+    if section_mib is not None:
+        tile = dataclasses.replace(tile, section_mib=section_mib)
     query = call["query"]
     output = call.get("out")
     if output is None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from emulated import compile_emulation
 
-from flashmoe_science.cuda.moe import combine, hopper, routing
+from flashmoe_science.cuda import launch
+from flashmoe_science.cuda.moe import hopper
 from flashmoe_science.cuda.moe.gradients import hopper as backward_hopper
-from flashmoe_science.cuda.moe.gradients import portable as backward_portable
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 PARAMETERS = {
@@ -90,11 +90,10 @@ class EmulatedMap:
 @pytest.fixture
 def emulated_launches(monkeypatch: pytest.MonkeyPatch) -> type[EmulatedLauncher]:
     """Plans made under it launch emulations, on addresses of CPU memory."""
-    for module in (combine, hopper, routing, backward_hopper, backward_portable):
-        monkeypatch.setattr(module, "load", lambda *arguments, **options: None)
-        monkeypatch.setattr(module, "Launcher", EmulatedLauncher)
-        if hasattr(module, "TensorMap"):
-            monkeypatch.setattr(module, "TensorMap", EmulatedMap)
+    monkeypatch.setattr(launch, "load", lambda *arguments, **options: None)
+    monkeypatch.setattr(launch, "Launcher", EmulatedLauncher)
+    for module in (hopper, backward_hopper):
+        monkeypatch.setattr(module, "TensorMap", EmulatedMap)
     monkeypatch.setattr(EmulatedLauncher, "order", [])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return EmulatedLauncher

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from computed_once import computed_once
 from moe_reference import Moe, composed_moe
 from torch.nn import functional
 
+from computed_once import computed_once
 from flashmoe_science import moe_composition
 from flashmoe_science.moe_arguments import Activation, W13Layout
 from flashmoe_science.moe_gradients import NO_MAIN_GRADIENTS, MainGradients, MoeGradients, MoeTensors
@@ -147,17 +148,23 @@ class ReferenceBackend:
         hidden_states, w13, w2, topk_weights, topk_ids, w13_bias, w2_bias = tensors
         k = topk_ids.shape[1]
         order, counts = moe_composition.slots_by_expert(topk_ids, len(w13))
+        rows = order // k
+        x = hidden_states[rows]
         z = hidden_states.new_full((topk_ids.numel(), w13.shape[1]), torch.nan)
-        output = torch.zeros_like(hidden_states)
-        end = 0
-        for expert, count in enumerate(counts):
-            begin, end = end, end + count
-            slots = order[begin:end]
+        down = hidden_states.new_empty(len(order), w2.shape[1])
+        slots = [
+            slice(end - count, end) for end, count in zip(itertools.accumulate(counts), counts, strict=True)
+        ]
+        for expert, own in enumerate(slots):
             bias = None if w13_bias is None else w13_bias[expert]
-            z[begin:end] = functional.linear(hidden_states[slots // k], w13[expert], bias)
-            between = moe_composition.activate(z[begin:end], activation, w13_layout)
-            down = functional.linear(between, w2[expert], None if w2_bias is None else w2_bias[expert])
-            output.index_add_(0, slots // k, topk_weights.flatten()[slots, None].to(down.dtype) * down)
+            z[own] = functional.linear(x[own], w13[expert], bias)
+        # For all experts at once: differences ask for thousands of forward passes of a few numbers each.
+        between = moe_composition.activate(z[: len(order)], activation, w13_layout)
+        for expert, own in enumerate(slots):
+            bias = None if w2_bias is None else w2_bias[expert]
+            down[own] = functional.linear(between[own], w2[expert], bias)
+        scores = topk_weights.flatten()[order, None].to(down.dtype)
+        output = torch.zeros_like(hidden_states).index_add_(0, rows, scores * down)
         return output, z if keep_z else None
 
     @staticmethod

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from computed_once import computed_once
 from torch.nn import functional
 
+from computed_once import computed_once
 from flashmoe_science.moe_arguments import Activation, W13Layout
 
 FEW_NUMBERS = 1024

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from computed_once import computed_once
 from moe_reference import Moe
 
+from computed_once import computed_once
 from flashmoe_science.moe_arguments import Activation
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+
 from computed_once import computed_once
 
 

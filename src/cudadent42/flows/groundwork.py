@@ -56,10 +56,10 @@ def load_ahead(plan: Plan, *, with_report: bool) -> None:
     if plan.versions:
         return  # a race between versions measures no peaks
     definition(plan.operation).numerics()
-    library = importlib.import_module("flashmoe_science.cpu.library")
+    peaks = importlib.import_module("cudadent42.timing.cpu_peaks")
     if plan.device == "cpu":
         with suppress(BuildError, DeviceError):  # said where the peaks are measured
-            library.peaks_library()
+            peaks.peaks_library()
 
 
 def held_back(environment: Mapping[str, str]) -> str:

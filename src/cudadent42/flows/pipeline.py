@@ -460,12 +460,14 @@ def _peaks(plan: Plan, worker: Worker, observer: Observer) -> dict[str, float]:
         return {}
     import torch
 
-    from flashmoe_science import cpu  # imports torch, which takes seconds, and a race does not need here
+    from cudadent42.timing.cpu_peaks import (
+        measure_cpu_peaks,  # torch takes seconds, and a race needs none here
+    )
 
     try:
         if plan.device != "cpu":
             return measure_peaks(plan, worker)
-        peaks = cpu.measure_peaks()
+        peaks = measure_cpu_peaks()
         return peaks | cpu_limits(plan, peaks, torch.get_num_threads())
     except (BuildError, DeviceError, LostError) as error:
         observer.note(f"the machine's peaks are not measured: {error}")

@@ -221,7 +221,7 @@ class Definition(Generic[CaseT, InputsT]):
     """Whether gradients are computed; a report of others says that they were not timed."""
     function: str = ""
     """Of ``flashmoe_science``, that a race of two revisions calls; empty where that package does not have it."""
-    cpu_kernels: tuple[str, ...] = ("peaks",)
+    cpu_kernels: tuple[str, ...] = ()
     """Of `flashmoe_science.cpu`, that a run on CPU needs."""
     cuda_kernels: Callable[[Sequence[str]], list[CudaKernel]] = _no_kernels
     """All CUDA kernels of this project for these architectures."""

@@ -8,6 +8,7 @@ number is the product of what its repeats can choose from, times the places wher
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 from dataclasses import dataclass
@@ -33,8 +34,9 @@ class ExpressionError(ValueError):
     """A pattern that is not a regular expression, or could take too long."""
 
 
+@functools.cache
 def compile_bounded(pattern: str) -> re.Pattern[str]:
-    """The compiled pattern. Raises ExpressionError where it is wrong or not bounded.
+    """The compiled pattern, looked at once in a process. Raises ExpressionError where it is wrong or not bounded.
 
     Allowed: literals, ``.``, classes, ``^ $ \\b``, groups, alternatives and repeats; ``(?i)`` in front. Not allowed:
     look-around, back references, flags elsewhere.

@@ -7,6 +7,7 @@ resources or a fact of the machine.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterator
@@ -106,8 +107,9 @@ class Lesson:
     symptom: tuple[Symptom, ...] = field(default=())
 
 
+@functools.cache
 def shipped() -> tuple[Lesson, ...]:
-    """The lessons that come with the package, by id."""
+    """The lessons that come with the package, by id; read once in a process."""
     folder = resources.files("cudadent42.patterns") / "data"
     lessons = [
         parse(entry.read_text(encoding="utf-8"), f"lesson {entry.name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import time
 from collections.abc import Sequence
@@ -17,8 +16,6 @@ TIME_LIMIT_S = 5.0
 
 _SHOWN = 160
 """Characters of a line that are quoted."""
-
-_compiled = functools.cache(compile_bounded)
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class _Reader:
     def clause(self, clause: Clause) -> str:
         """What makes the clause hold, in words; empty where it does not."""
         if clause.log:
-            return self._log(_compiled(clause.log))
+            return self._log(compile_bounded(clause.log))
         if clause.metric:
             value = self._evidence.metrics.get(clause.metric)
             return "" if value is None else _number(clause, value)
@@ -96,7 +93,7 @@ class _Reader:
                 else ""
             )
         if clause.matches:
-            held = isinstance(value, str) and _compiled(clause.matches).search(value[:LINE_LIMIT])
+            held = isinstance(value, str) and compile_bounded(clause.matches).search(value[:LINE_LIMIT])
             return f"{clause.fact} = {value}" if held else ""
         return (
             _number(clause, value) if isinstance(value, (int, float)) and not isinstance(value, bool) else ""

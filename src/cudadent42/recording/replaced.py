@@ -31,9 +31,12 @@ def replaced(functions: dict[Any, Any]) -> Iterator[None]:
 def exchange(functions: dict[Any, Any]) -> None:
     by_identity = {id(first): (first, second) for first, second in functions.items()}
     for name, module in list(sys.modules.items()):
-        if not isinstance(module, ModuleType) or _is_left_alone(name):
+        if not isinstance(module, ModuleType):
             continue
         names = module.__dict__
+        # Of thousands of modules with hundreds of names next to none holds any: that is seen without a step for each.
+        if by_identity.keys().isdisjoint(map(id, list(names.values()))) or _is_left_alone(name):
+            continue
         for attribute, value in list(names.items()):
             pair = by_identity.get(id(value))
             if pair is not None and pair[0] is value:

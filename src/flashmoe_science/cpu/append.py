@@ -25,7 +25,7 @@ def run(
     """For calls that it takes; ``query_out``: (tokens, heads, head_dim), contiguous.
 
     Args:
-        instruction_set: run the code for this one; the CPU's best unless given.
+        instruction_set: whose code; the CPU's best unless given.
     """
     buffer = ctypes.create_string_buffer(ARGUMENTS.size)
     pack_into(buffer, append, query_out)

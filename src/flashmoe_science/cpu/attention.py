@@ -161,7 +161,7 @@ def forward(
 
     Args:
         softmax_scale: 1 / sqrt(head_dim) if None.
-        instruction_set: run the code for this one; the CPU's best unless given.
+        instruction_set: whose code; the CPU's best unless given.
         repeatable: `repeated` makes the next calls like this one, which are as plain as these tensors are: nobody
             watches, and autocast has cast them.
 

@@ -71,7 +71,7 @@ def backward(
     """See `flashmoe_science.gradients.Backward`. A gradient of the output whose last stride is not 1 is copied.
 
     Args:
-        instruction_set: run the code for this one; the CPU's best unless given.
+        instruction_set: whose code; the CPU's best unless given.
 
     Raises:
         InputError: a tensor has no memory.

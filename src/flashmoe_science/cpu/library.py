@@ -1,9 +1,8 @@
-"""The kernels in kernels/cpu: compiled at first use and loaded; and what the machine reaches at most."""
+"""The kernels in kernels/cpu: compiled at first use and loaded."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -23,15 +22,12 @@ KERNELS = (
     "topk_routing",
     "topk_routing_backward",
     "paged_append",
-    "peaks",
 )
 """Source files in kernels/cpu, without their ending."""
 ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """As the kernels number them (numbers.h)."""
 CPU = torch.device("cpu")
 _Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
-_PEAK_SECONDS = 0.08
-_COPY_BYTES = 96 << 20
 
 
 def _allocate(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -56,61 +52,6 @@ def build(names: Sequence[str] = KERNELS, instruction_set: InstructionSet | None
     """
     chosen = instruction_set or host.choose_instruction_set()
     return [host.build(SOURCES / f"{name}.cpp", name, chosen) for name in names]
-
-
-@functools.cache
-def peaks_library() -> ctypes.CDLL:
-    """The library that measures the machine, loaded once: what is written to the cache later changes nothing here.
-
-    Raises:
-        BuildError, DeviceError: as `build`.
-    """
-    return host.load(host.build(SOURCES / "peaks.cpp", "peaks", host.choose_instruction_set()))
-
-
-def measure_peaks() -> dict[str, float]:
-    """What this machine reaches at most with torch.get_num_threads() threads, measured now (about 0.3 s).
-
-    Returns:
-        ``fp32_gflops``: fused multiply-adds, 2 operations each (a multiply and an add on a CPU without them);
-        ``bf16_gflops``: bf16 dot products with fp32 sums, on the matrix unit (AMX) where there is one; only
-        where the CPU has them;
-        ``copy_gbps``: GB/s read and written by a copy between buffers larger than most caches.
-
-    Raises:
-        BuildError, DeviceError: as `build`.
-    """
-    library = peaks_library()
-    threads = torch.get_num_threads()
-    measured: dict[str, float] = {}
-    for name in ("fp32", "bf16"):
-        function = library[f"flashmoe_peak_{name}"]
-        function.argtypes = [ctypes.c_int, ctypes.c_double]
-        function.restype = ctypes.c_double
-        rate = function(threads, _PEAK_SECONDS)
-        if rate > 0:
-            measured[f"{name}_gflops"] = rate * 1e-9
-    source = torch.ones(_COPY_BYTES, dtype=torch.uint8, device=CPU)
-    target = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=CPU)
-    copy = library.flashmoe_peak_copy
-    copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]
-    copy.restype = ctypes.c_double
-    measured["copy_gbps"] = copy(source.data_ptr(), target.data_ptr(), _COPY_BYTES, threads, 5) * 1e-9
-    return measured
-
-
-def measure_reading(tensor: torch.Tensor) -> float:
-    """GB/s at which torch.get_num_threads() threads read this contiguous tensor once, in order, measured now.
-
-    Raises:
-        BuildError, DeviceError: as `build`.
-    """
-    library = peaks_library()
-    read = library.flashmoe_peak_read
-    read.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    read.restype = ctypes.c_double
-    rate: float = read(tensor.data_ptr(), tensor.numel() * tensor.element_size(), torch.get_num_threads())
-    return rate * 1e-9
 
 
 def load_function(

@@ -136,7 +136,7 @@ def forward(
     Args:
         z: (tokens * k, rows of w13), contiguous and of the tensors' dtype: where to keep the first product for the
             backward pass, as `flashmoe_science.moe_gradients.MoeTrainingForward` says.
-        instruction_set: run the code for this one; the CPU's best unless given.
+        instruction_set: whose code; the CPU's best unless given.
         repeatable: as of `flashmoe_science.cpu.attention.forward`.
     """
     tensors = (hidden_states, w13, w2, topk_weights, topk_ids)

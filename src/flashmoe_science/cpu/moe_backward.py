@@ -57,7 +57,7 @@ def backward(
     parts that the needed gradients go through.
 
     Args:
-        instruction_set: run the code for this one; the CPU's best unless given.
+        instruction_set: whose code; the CPU's best unless given.
 
     Raises:
         InputError: a tensor has no memory.

@@ -44,7 +44,7 @@ def forward(
     """`flashmoe_science.fused_moe` for CPU tensors with scales; arguments, result and errors as there.
 
     Args:
-        instruction_set: run the code for this one; the CPU's best unless given.
+        instruction_set: whose code; the CPU's best unless given.
     """
     tensors = (hidden_states, w13, w2, topk_weights, topk_ids, w13_scales, w2_scales)
     try:

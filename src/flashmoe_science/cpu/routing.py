@@ -135,7 +135,7 @@ def topk(
     """`flashmoe_science.topk_routing` for CPU tensors, without gradients; arguments, results and errors as there.
 
     Args:
-        instruction_set: run the code for this one; the CPU's best unless given.
+        instruction_set: whose code; the CPU's best unless given.
         repeatable: as of `flashmoe_science.cpu.attention.forward`.
     """
     check_topk_arguments(logits, k, renormalize, correction_bias, scaling_factor, groups, top_groups)

@@ -96,7 +96,7 @@ def prepare(problem: Problem, device: torch.device, instruction_set: Instruction
     """See `flashmoe_science.varlen.problem.Backend`.
 
     Args:
-        instruction_set: run the code for this one; the CPU's best unless given.
+        instruction_set: whose code; the CPU's best unless given.
     """
     if problem.quantized is not None:
         return dequantized.prepare(

@@ -43,7 +43,9 @@ class Choice:
 
 
 class KernelModule(Protocol[P_contra]):
-    """What the module of one kernel provides."""
+    """What the module of one kernel provides. To add a kernel: such a module, a member of the operation's enumeration
+    of kernels, and a line in its `select`.
+    """
 
     def choose(self, problem: P_contra, device: Device) -> Choice | None:
         """The configuration for a problem; None if this kernel cannot or should not take it."""

@@ -14,8 +14,8 @@ import torch
 
 from flashmoe_science.cuda.calls import Calls, Options, Tensors
 from flashmoe_science.cuda.device import device_of
-from flashmoe_science.cuda.driver import load, make_context_current
-from flashmoe_science.cuda.launch import Launcher, LaunchPlan, addressed
+from flashmoe_science.cuda.driver import make_context_current
+from flashmoe_science.cuda.launch import LaunchPlan, addressed, loaded
 from flashmoe_science.cuda.repeat import Call, Layout, cuda_allocator, prepare
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import base_architecture
@@ -90,9 +90,8 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
     device = device_of(index)
     make_context_current(device.index)
     compiled = kernel(seqlen_k, device.architecture)
-    function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
     dependent = bool(compiled.macros["DEPENDENT"])
-    launcher = Launcher(function, (rows, 1, 1), compiled, ARGUMENT_BYTES, dependent=dependent)
+    launcher = loaded(compiled, device, (rows, 1, 1), ARGUMENT_BYTES, dependent=dependent)
     write_arguments(launcher.buffer, seen, pitch)
     results = [
         Layout((rows, seqlen_k), (seqlen_k, 1), torch.int32),

@@ -12,7 +12,10 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flashmoe_science.cuda.driver import check, library
+import torch
+
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.driver import check, library, load
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 _PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -130,6 +133,21 @@ def clusters_at_once(function: ctypes.c_void_p, kernel: CudaKernel) -> int:
     status = library().cuOccupancyMaxActiveClusters(ctypes.byref(count), function, ctypes.byref(config))
     check(library(), status, "cuOccupancyMaxActiveClusters")
     return count.value
+
+
+def loaded(
+    kernel: CudaKernel,
+    device: Device,
+    grid: tuple[int, int, int],
+    argument_bytes: int,
+    *,
+    dependent: bool = False,
+    allow_defects: bool = False,
+) -> Launcher:
+    """Of a kernel that is compiled (or found) and loaded now, see `driver.load`. The device is current."""
+    capturing = torch.cuda.is_current_stream_capturing()
+    function = load(kernel, device.index, capturing, allow_defects=allow_defects)
+    return Launcher(function, grid, kernel, argument_bytes, dependent=dependent)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 
 from flashmoe_science.cuda.calls import Calls, Options, Tensors
 from flashmoe_science.cuda.device import device_of
-from flashmoe_science.cuda.driver import load, make_context_current
-from flashmoe_science.cuda.launch import Launcher, LaunchPlan, addressed
+from flashmoe_science.cuda.driver import make_context_current
+from flashmoe_science.cuda.launch import LaunchPlan, addressed, loaded
 from flashmoe_science.cuda.repeat import Call, Layout, cuda_allocator, prepare
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import base_architecture, limits
@@ -108,7 +108,7 @@ def kernel(dtype: torch.dtype, architecture: str) -> CudaKernel:
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    """Everything that `rotate` can launch on an architecture, for building ahead of time."""
+    """See `cuda.choice.KernelModule`."""
     return [
         kernel(dtype, architecture)
         for dtype in DTYPES
@@ -179,10 +179,9 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
         raise InputError(f"query is bfloat16, which {device.architecture} does not have: use query.float()")
     make_context_current(device.index)
     compiled = kernel(query.dtype, device.architecture)
-    function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
     blocks = -(-threads_of(query, key) // THREADS)
     dependent = bool(compiled.macros["DEPENDENT"])
-    launcher = Launcher(function, (blocks, 1, 1), compiled, ARGUMENT_BYTES, dependent=dependent)
+    launcher = loaded(compiled, device, (blocks, 1, 1), ARGUMENT_BYTES, dependent=dependent)
     results = results_of(query, key)
     write_arguments(launcher.buffer, tensors, results, inverse)
     inputs = dict.fromkeys(("query", "key", "cosine", "sine"), VECTOR_BYTES)

@@ -1,9 +1,8 @@
-"""Counters in device memory: those from which the persistent Hopper kernel draws its tiles, and those with which the
-splits of a small-shape kernel count who has arrived.
+"""Counters in device memory: for the tiles of persistent Hopper kernels, and for the splits of small-shape kernels.
 
-A launch needs counters of its own while it runs, finds them at zero and leaves them at zero. Launches on one stream run
-one after another and share theirs; a launch captured in a CUDA graph, which may be replayed on any stream, keeps
-its own. The two kinds of kernel have a pool each: only in its own do all users wait for their predecessor's end.
+A launch finds its counters at zero and leaves them so. Launches on one stream run one after another and share theirs;
+one captured in a CUDA graph, which any stream may replay, keeps its own. The two kinds have a pool each: only in its
+own do all users wait for their predecessor's end.
 """
 
 from __future__ import annotations

@@ -7,14 +7,12 @@ entry is never out of date. One entry is three files in one flat directory::
     <key>.json      the record: recipe, the artifact's size and SHA-256, compile time, log, resources
     <key>.lock      held with flock(2) while the entry is being built or removed
 
-The artifact is in place, under its final name and flushed to disk, before the record that vouches for it,
-and both arrive by rename, so that a reader sees a whole entry or none. An artifact whose size or hash differs
-from its record counts as absent and is built again. An artifact that a process has already loaded survives:
-replacing it makes a new inode.
+The artifact is in place, under its final name and flushed to disk, before the record that vouches for it, and both
+arrive by rename, so that a reader sees a whole entry or none. An artifact that is not as its record says counts as
+absent and is built again; one that a process has already loaded survives, as replacing it makes a new inode.
 
-Code from this directory is loaded into the process, so the directory and its files belong to this user and nobody else
-may write to them or rename them; otherwise they are refused (see `private_directory`). Entries are read through the
-directory's open descriptor.
+Code from this directory is loaded into the process, so it and its files must be this user's alone, or they are refused
+(see `private_directory`). Entries are read through the directory's open descriptor.
 
 Use, on either side::
 

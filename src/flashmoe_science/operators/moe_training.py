@@ -207,7 +207,7 @@ def _fake_backward(
 
 
 class _Backward(torch.autograd.Function):
-    """The backward pass. Who differentiates it is told that this cannot be had."""
+    """The backward pass, as in `autograd`."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:

@@ -1,9 +1,8 @@
 """A call on plain tensors: recognised, or checked and made ready; the results' memory, the launch.
 
-A model makes the same call for each layer of a step, on other tensors of the same kind. So a thread keeps its last call
-for each combination of options, and one comparison in C++ tells whether the next is like it (`cuda.repeat.matcher`).
-Lengths, numbers of sequences and bounds are compared too, which costs nothing: when they change, once a step, the call
-is looked up by its signature, which has none of them.
+A model makes the same call for each layer of a step. So a thread keeps its last call for each combination of options,
+and one comparison in C++, of lengths and bounds too, tells whether the next is like it (`cuda.repeat.matcher`). When
+they change, once a step, the call is looked up by its signature, which has none of them.
 """
 
 from __future__ import annotations

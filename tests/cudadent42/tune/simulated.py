@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cudadent42.base.errors import LabError
+from cudadent42.base.observer import Quiet
 from cudadent42.decisions.racing import Rules
 from cudadent42.model.records import Plan, Verdict
 from cudadent42.operations.attention.case import AttentionCase
+from cudadent42.tune.coordinator import Coordinator, Limits
 from cudadent42.tune.engine import Block, Confirmation, OnResult, Unfit
-from cudadent42.tune.journal import SCHEMA_VERSION, Device, Setup
+from cudadent42.tune.journal import SCHEMA_VERSION, Device, Setup, TuningJournal
 from cudadent42.tune.prune import CompiledArm, Target
 from cudadent42.tune.space import DEFAULT
-from cudadent42.tune.state import Job
+from cudadent42.tune.state import Job, State
 
 CASES = (
     AttentionCase("short", "fp32", 1, 2, 2, 64, 64, 32),
@@ -109,3 +111,9 @@ class Simulated:
 
 def races(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "races").iterdir())
+
+
+def tune(folder: Path, engine: Simulated, about: Setup | None = None, limits: Limits | None = None) -> State:
+    about = about or setup()
+    with TuningJournal(folder, about) as journal:
+        return Coordinator(folder, journal, about, limits or Limits(), Quiet()).run(engine)

@@ -27,8 +27,8 @@ from flashmoe_science.jit.requirements import install_command
 
 pytest.importorskip("optuna", reason=f"Optuna is not installed: {install_command('search')}")
 
+from killed import Dying, Killed
 from landscape import SPACE, Exploring, about, best_gain, explore, landscape, space
-from test_coordinator import Dying, Killed
 
 from cudadent42.tune.search import imported, propose
 

@@ -14,9 +14,9 @@ from attention_gradients import (
     random_case,
 )
 from attention_reference import visible_keys
-from computed_once import computed_once
 from cpu_attention import ALL, backward, each_dtype, each_mask, forward, gradients_of
 
+from computed_once import computed_once
 from flashmoe_science.jit.host import InstructionSet
 from instruction_sets import each_instruction_set
 

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from sanitizers import output_under_sanitizers
 
 from flashmoe_science import cpu
@@ -33,7 +32,6 @@ def test_build_lists_every_kernel_and_finds_it_again() -> None:
         "topk_routing",
         "topk_routing_backward",
         "paged_append",
-        "peaks",
     ]
     assert [build.recipe.kernel for build in first] == kernels
     assert all(build.cached for build in second)
@@ -41,24 +39,6 @@ def test_build_lists_every_kernel_and_finds_it_again() -> None:
         assert build.artifact.read_bytes()[:4] == b"\x7fELF"
         assert build.resources is None
         assert set(host.choose_instruction_set().flags) <= set(build.recipe.flags)
-
-
-def test_peaks_are_plausible() -> None:
-    peaks = cpu.measure_peaks()
-    assert 1 < peaks["fp32_gflops"] < 1e6
-    assert 0.1 < peaks["copy_gbps"] < 1e5
-    has_bf16 = host.choose_instruction_set() in (InstructionSet.AMX, InstructionSet.AVX512_BF16)
-    assert ("bf16_gflops" in peaks) == has_bf16
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_rate_of_reading_is_plausible(threads: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        assert 0.01 < cpu.library.measure_reading(torch.arange(1 << 20, dtype=torch.uint8)) < 1e5
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_own_threads_where_no_openmp_runtime_is_loaded() -> None:

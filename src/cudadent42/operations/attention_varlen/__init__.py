@@ -190,7 +190,7 @@ OPERATION = Definition(
     implementations=_implementations,
     plug_in=_plug_in,
     function="attention_varlen",
-    cpu_kernels=("attention_varlen", "peaks"),
+    cpu_kernels=("attention_varlen",),
     numerics=_numerics,
     unplanned=_unplanned,
 )

@@ -201,11 +201,11 @@ def _measured_on_cpu(read: Callable[[], Reading]) -> Answer:
 
 
 def _cpu_peaks() -> dict[str, float]:
-    from flashmoe_science import cpu
+    from cudadent42.timing.cpu_peaks import measure_cpu_peaks
     from flashmoe_science.errors import BuildError, DeviceError
 
     try:
-        return cpu.measure_peaks()
+        return measure_cpu_peaks()
     except (BuildError, DeviceError):
         return {}
 

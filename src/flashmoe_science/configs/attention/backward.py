@@ -1,9 +1,8 @@
 """Tiles of the portable kernels of attention backward, per architecture and head dimension: data.
 
-A warp owns 32 rows or keys where its accumulators leave room for that, because each fragment of the other operand
-that it reads from shared memory then serves twice as many products. The pass over keys holds two accumulators, head_dim
-wide each: above 64 they leave room for 16 keys, or two warps hold one each (`KeyValueTile.roles`). Tiles of sm_90 were
-measured (docs/kernels/backward-portable.md), the others follow from registers and shared memory.
+A warp owns 32 rows or keys where its accumulators leave room, so that each fragment it reads serves twice as many
+products. The pass over keys holds two accumulators: above head_dim 64 they leave room for 16 keys, or two warps hold
+one each (`KeyValueTile.roles`). Those of sm_90 were measured (docs/kernels/backward-portable.md), the others follow.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def _row_bytes(head_dim: int) -> int:
 
 @dataclass(frozen=True)
 class QueryTile:
-    """The pass over queries. See `kernels/cuda/attention_backward_query.cu` for what the fields do there."""
+    """The pass over queries. `attention_backward_query.cu` says what fields do."""
 
     head_dim: int
     """Compiled head dimension, a multiple of 16."""
@@ -70,7 +69,7 @@ class QueryTile:
 
 @dataclass(frozen=True)
 class KeyValueTile:
-    """The pass over keys. See `kernels/cuda/attention_backward_key_value.cu` for what the fields do there."""
+    """The pass over keys. `attention_backward_key_value.cu` says what fields do."""
 
     head_dim: int
     """Compiled head dimension, a multiple of 16."""

@@ -1,9 +1,7 @@
 """Tiles of the Hopper attention kernel, per head dimension: data.
 
-Measured on an H200 (docs/kernels/notebooks/hopper.md has every variant). At head dim 64 three consumer warpgroups
-hide each other's softmax. A causal mask wastes more of their tall tile, so that two are better where keys or tiles are
-few, and taking turns on the tensor cores costs more than it gains. Where tiles are very few, shorter ones fill the
-chip. From 96 on, two are all that registers allow, and turns gain nothing: the chip is limited by power.
+Measured on an H200; docs/kernels/notebooks/hopper.md has every variant, and why. At head dim 64 three consumers hide
+each other's softmax, but for causal masks with few keys or tiles. From 96 on registers allow two.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ SWIZZLE_PANEL = 64
 
 @dataclass(frozen=True)
 class HopperConfiguration:
-    """One tile shape. See `kernels/cuda/attention_hopper.cu` for what the fields do there."""
+    """One tile shape of `attention_hopper.cu`, which says what fields do."""
 
     head_dim: int
     """Compiled head dimension; a tensor's is padded, in shared memory, to the next."""
@@ -66,7 +64,7 @@ TUNABLE = {
     "query_stages": 1,
     "ping_pong": 0,
 }
-"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+"""See `cuda.choice.Tuned.tunable`."""
 
 
 @dataclass(frozen=True)

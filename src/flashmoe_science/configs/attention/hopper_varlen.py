@@ -8,9 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from flashmoe_science.configs.attention.hopper import NARROW_COST, SWIZZLE_PANEL
+from flashmoe_science.configs.attention.hopper import NARROW_COST, SWIZZLE_PANEL, section_bytes
 
 _BARRIER_BYTES = 16
+_TILE_SLOTS = 4
+"""Tiles of work between the warp that looks for them and the consumers."""
+_MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class HopperVarlenConfiguration:
     ping_pong: bool
     """Whether the consumers take turns on the tensor cores."""
     features: HopperFeatures
+    section_mib: int = 0
+    """Keys and values of short sequences that are worked on together; 0: all, dear tiles first."""
 
     @property
     def block_m(self) -> int:
@@ -62,8 +67,8 @@ class HopperVarlenConfiguration:
         key_row, value_row = (-(-dim // SWIZZLE_PANEL) * 128 for dim in (self.head_dim, self.value_dim))
         key_rows = self.query_stages * self.block_m + self.key_stages * self.block_n
         value_rows = self.value_stages * self.block_n
-        barriers = self.query_stages * self.consumers + self.key_stages + self.value_stages + 3
-        tiles = 2 * 32
+        barriers = self.query_stages * self.consumers + self.key_stages + self.value_stages + _TILE_SLOTS + 2
+        tiles = _TILE_SLOTS * 32
         return key_rows * key_row + value_rows * value_row + barriers * _BARRIER_BYTES + tiles + 1024
 
 
@@ -136,7 +141,14 @@ def configuration(
         query_stages=shape.query_stages,
         ping_pong=shape.ping_pong,
         features=features,
+        section_mib=_section_mib(compiled[0], features),
     )
+
+
+def _section_mib(head_dim: int, features: HopperFeatures) -> int:
+    """As the dense kernel has it for short sequences. Without a causal mask tiles of a slice come together anyhow, and
+    a window leaves few blocks to each."""
+    return section_bytes(head_dim, 0) // _MIB if features.causal and not features.left_window else 0
 
 
 def _wide(features: HopperFeatures, extent: Extent) -> bool:

@@ -1,10 +1,8 @@
 """Tiles of the portable attention kernel, per architecture and head dimension: data.
 
-The tensor cores are fed from shared memory, so the rows per warp decide how much each fragment of keys and values is
-used. There are 32 where registers allow it (four warps of up to 255 registers each, two such blocks per
-multiprocessor). Shared memory holds the query tile and two stages of keys and values, (block_m + 4 block_n) x
-head_dim x 2 bytes; two blocks should fit a multiprocessor. Those of sm_90 were measured (docs/kernels/portable.md),
-the others follow from registers and shared memory.
+32 rows a warp where registers allow it, four warps, two blocks per multiprocessor. Shared memory holds
+(block_m + 4 block_n) x head_dim x 2 bytes: the queries, and two stages of keys and values. Those of sm_90 were
+measured (docs/kernels/portable.md), the others follow from registers and shared memory.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ HEAD_DIMS = (32, 64, 80, 96, 128, 160, 192, 224, 256)
 
 @dataclass(frozen=True)
 class PortableConfiguration:
-    """One tile shape. See `kernels/cuda/attention_portable.cu` for what the fields do there."""
+    """One tile shape of `attention_portable.cu`, which says what fields do."""
 
     head_dim: int
     """Compiled head dimension, a multiple of 16."""
@@ -68,7 +66,7 @@ TUNABLE = {
     "cp_async": 0,
     "mma_k": 1,
 }
-"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+"""See `cuda.choice.Tuned.tunable`."""
 
 
 @dataclass(frozen=True)

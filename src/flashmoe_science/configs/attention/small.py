@@ -1,10 +1,8 @@
 """Shapes of the small-shape attention kernel, per architecture, head dimension and number of keys: data.
 
-Two kinds. *Latency*: all keys are loaded at once into the registers of a block or a cluster, the fewest steps in a
-row that the problem allows. *Stream*: any number of keys, in passes. The keys are split over the warps of a block,
-over a cluster (from sm_90) and over the grid, see `configs.small_keys`. Chosen by measurement on an H200
-(docs/kernels/small.md): latency for head dim 64, stream for up to 8 rows at 64 and 128. The rest and other
-architectures are by analogy.
+*Latency*: all keys at once in the registers of a block or a cluster. *Stream*: any number of keys, in passes, split
+over warps, a cluster (from sm_90) and the grid, see `configs.small_keys`. Chosen by measurement on an H200
+(docs/kernels/small.md), elsewhere by analogy.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ _EXACT = (64, 128)  # head dims with latency kernels of their own, without the p
 
 @dataclass(frozen=True)
 class SmallConfiguration:
-    """One kernel. See `kernels/cuda/attention_small.cu` for what the fields do there."""
+    """One kernel of `attention_small.cu`, which says what fields do."""
 
     head_dim: int
     """Compiled head dimension."""
@@ -94,7 +92,7 @@ TUNABLE = {
     "mma_k": 1,
     "splits": 1,
 }
-"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+"""See `cuda.choice.Tuned.tunable`."""
 
 
 @dataclass(frozen=True)

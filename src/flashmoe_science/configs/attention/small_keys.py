@@ -1,9 +1,8 @@
 """Among how many blocks the small-shape kernel shares the keys of a set of query rows, where registers cannot hold all.
 
-Two ways: over a cluster, whose blocks meet in shared memory (from sm_90), and over the whole grid, whose blocks or
-clusters meet in device memory. The first starts and ends sooner, the second keeps all multiprocessors busy whatever the
-number of heads. What takes less is estimated from a few figures, measured on an H200 (docs/kernels/small.md); for other
-architectures they stand by analogy.
+Over a cluster, whose blocks meet in shared memory (from sm_90): it starts and ends sooner. Over the whole grid, which
+meets in device memory: it keeps all multiprocessors busy. What takes less is estimated from a few figures of an H200
+(docs/kernels/small.md).
 """
 
 from __future__ import annotations

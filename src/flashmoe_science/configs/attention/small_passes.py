@@ -1,9 +1,8 @@
 """Time of the small-shape kernel with more than 8 rows; which of its kernels for any number of keys takes the least.
 
-A block goes through its keys in passes. A multiprocessor holds one block of 8 warps, or two or three of 4, by their
-registers; blocks beside each other slow each other down, but less than if one followed the other. Clusters that find no
-place begin a turn of their own when others have ended. Measured on an H200 (docs/kernels/small.md), with keys and
-values in L2.
+A multiprocessor holds one block of 8 warps, or two or three of 4; beside each other they slow each other down, but less
+than one after the other. Clusters without a place begin another turn. Measured on an H200 (docs/kernels/small.md),
+keys and values in L2.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Features:
 
 @dataclass(frozen=True)
 class VarlenConfiguration:
-    """One tile shape. See `kernels/cuda/attention_varlen.cu` for what the fields do there."""
+    """One tile shape of `attention_varlen.cu`, which says what fields do."""
 
     head_dim: int
     """Compiled head dimension, a multiple of 16, at least the value's."""

@@ -5,9 +5,9 @@ docs/kernels/moe-backward.md has every variant with its figures.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
+from flashmoe_science.configs.moe.hopper import PAIRS_FROM, MoeHopperConfiguration
 
 PANEL = 64
 """Columns, and inner rows, of a box: 128 bytes, what TMA swizzles by."""
@@ -17,7 +17,7 @@ PARTS_PER_TILE = 16
 
 @dataclass(frozen=True)
 class MoeHopperBackward:
-    """The tiles of all products."""
+    """The tiles of all products. Pairs of blocks are for the second alone."""
 
     first: MoeHopperConfiguration
     """Of the gradient of what the activation is applied to: leaves registers for what is made of it. Its `step` and
@@ -37,7 +37,7 @@ TUNABLE = {
     )
     for name in names
 }
-"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+"""See `cuda.choice.Tuned.tunable`."""
 
 WIDE = MoeHopperBackward(
     first=MoeHopperConfiguration(tokens=160, step=32, stages=4),
@@ -46,11 +46,13 @@ WIDE = MoeHopperBackward(
 )
 
 
-def configuration() -> MoeHopperBackward:
-    """The tiles for a problem."""
+PAIRS = replace(WIDE, second=replace(WIDE.second, cluster=2))
+_PAIRS_UP_TO = 4096
+"""Intermediate size: pairs won at 768 and 2,880, and lost at 14,336."""
+
+
+def configuration(rows_per_expert: float, intermediate: int, *, gated: bool) -> MoeHopperBackward:
+    """The tiles for so many rows of an expert in the mean."""
+    if gated and rows_per_expert >= PAIRS_FROM and intermediate <= _PAIRS_UP_TO:
+        return PAIRS
     return WIDE
-
-
-def all_configurations() -> tuple[MoeHopperBackward, ...]:
-    """Everything that `configuration` can return."""
-    return (WIDE,)

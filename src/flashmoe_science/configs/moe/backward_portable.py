@@ -5,42 +5,21 @@ By analogy with the forward pass (`configs.moe.portable`): other tiles have not 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-_ELEMENT_BYTES = 2
+from flashmoe_science.configs.moe.portable import Tile
+
 PART_COLUMNS = 16
 """Columns whose part of the routing weights' gradient is added up in the first product."""
 
 
 @dataclass(frozen=True)
-class BackwardTile:
-    """One tile shape. See the kernels for what the fields do there."""
-
-    block_m: int
-    """Rows of an expert; of the gradients of weights, rows of the weight."""
-    block_n: int
-    """Columns, a multiple of 128."""
-    block_k: int
-    stages: int
-    warps_m: int
-    warps_n: int
-    blocks: int = 1
-    """Per multiprocessor."""
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps_m * self.warps_n
+class BackwardTile(Tile):
+    """Of the backward pass."""
 
     @property
     def shared_bytes(self) -> int:
-        return self.stages * (self.block_m + self.block_n) * self.block_k * _ELEMENT_BYTES
-
-    @property
-    def label(self) -> str:
-        return (
-            f"{self.block_m}x{self.block_n}x{self.block_k}, {self.stages} stages, "
-            f"{self.warps_m}x{self.warps_n} warps, {self.blocks} blocks"
-        )
+        return self.stages * self.stage_bytes
 
 
 @dataclass(frozen=True)
@@ -60,11 +39,9 @@ class MoePortableBackward:
 
 
 TUNABLE = {
-    f"{product}.{name}": 1
-    for product in ("first", "second", "weights")
-    for name in ("block_m", "block_n", "block_k", "stages", "warps_m", "warps_n", "blocks")
+    f"{product}.{field.name}": 1 for product in ("first", "second", "weights") for field in fields(Tile)
 }
-"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+"""See `cuda.choice.Tuned.tunable`."""
 
 _DEEP = BackwardTile(128, 128, 32, 4, 4, 2)
 _163_KB = MoePortableBackward(_DEEP, _DEEP, _DEEP)

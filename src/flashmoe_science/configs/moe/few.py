@@ -32,7 +32,7 @@ class FewWay(Enum):
 
 @dataclass(frozen=True)
 class FewProduct:
-    """One product. See `kernels/cuda/moe/few_parameters.cuh` for what the fields do there."""
+    """One product. `few_parameters.cuh` says what fields do."""
 
     way: FewWay
     m_tiles: int
@@ -122,7 +122,7 @@ TUNABLE = {
     "max_slots": 1,
     "direct": 0,
 }
-"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+"""See `cuda.choice.Tuned.tunable`."""
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,13 @@
 """Tiles of the portable grouped products (`kernels/cuda/moe_portable.cu`), per architecture: data.
 
-A warp with 64 rows and 64 rows of weights reads each operand from shared memory as often as the registers allow: 128
-accumulators, and fragments of two slices. Shared memory holds `stages` slices of block_k of both operands. Tiles with
-fewer rows are for experts that get few of them: a tile costs nearly the same however many of its rows are used. Those
-of sm_90 were measured (docs/kernels/moe-portable.md); the others follow from them, registers and shared memory.
+A warp has 64 rows and 64 rows of weights where registers allow it: 128 accumulators, and fragments of two slices. Tiles
+with fewer rows are for experts that get few: a tile's cost hardly depends on how many are used. Those of sm_90 were
+measured (docs/kernels/moe-portable.md); the others follow from registers and shared memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 _ELEMENT_BYTES = 2
 _WORK_TILE_BYTES = 16
@@ -16,13 +15,13 @@ _QUEUE_BYTES = 8  # where the search for work goes on
 
 
 @dataclass(frozen=True)
-class ProductTile:
-    """One tile shape. See `kernels/cuda/moe_portable.cu` for what the fields do there."""
+class Tile:
+    """One tile shape of a grouped product by mma.sync. `moe_portable.cu` says what fields do."""
 
     block_m: int
-    """Rows per tile."""
+    """Rows of an expert; of the gradients of weights, rows of the weight."""
     block_n: int
-    """Rows of weights per tile; with a gate half as many output columns."""
+    """Rows of weights per tile, with a gate half as many output columns; of gradients columns, a multiple of 128."""
     block_k: int
     stages: int
     warps_m: int
@@ -34,11 +33,9 @@ class ProductTile:
     def threads(self) -> int:
         return 32 * self.warps_m * self.warps_n
 
-    def shared_bytes(self, gather: bool) -> int:
-        """Stages, then the queue of work (`kernels/cuda/moe/work_queue.cuh`)."""
-        rows = self.stages * (self.block_m + self.block_n) * self.block_k * _ELEMENT_BYTES
-        published = (self.stages + 2) * _WORK_TILE_BYTES + 2 * 4 * (self.block_m if gather else 1)
-        return rows + published + _QUEUE_BYTES
+    @property
+    def stage_bytes(self) -> int:
+        return (self.block_m + self.block_n) * self.block_k * _ELEMENT_BYTES
 
     @property
     def label(self) -> str:
@@ -46,6 +43,16 @@ class ProductTile:
             f"{self.block_m}x{self.block_n}x{self.block_k}, {self.stages} stages, "
             f"{self.warps_m}x{self.warps_n} warps, {self.blocks} blocks"
         )
+
+
+@dataclass(frozen=True)
+class ProductTile(Tile):
+    """Of the forward pass."""
+
+    def shared_bytes(self, gather: bool) -> int:
+        """Stages, then the queue of work (`kernels/cuda/moe/work_queue.cuh`)."""
+        published = (self.stages + 2) * _WORK_TILE_BYTES + 2 * 4 * (self.block_m if gather else 1)
+        return self.stages * self.stage_bytes + published + _QUEUE_BYTES
 
 
 @dataclass(frozen=True)
@@ -60,12 +67,8 @@ class PortableMoeConfiguration:
         return f"up {self.up.label}; down {self.down.label}"
 
 
-TUNABLE = {
-    f"{product}.{name}": 1
-    for product in ("up", "down")
-    for name in ("block_m", "block_n", "block_k", "stages", "warps_m", "warps_n", "blocks")
-}
-"""What a table of tuned configurations may set, and the least value: nothing that makes results wrong."""
+TUNABLE = {f"{product}.{field.name}": 1 for product in ("up", "down") for field in fields(Tile)}
+"""See `cuda.choice.Tuned.tunable`."""
 
 # The mean number of rows per expert from which on a configuration is taken; the first is from 0.
 _ByRows = tuple[tuple[float, PortableMoeConfiguration], ...]

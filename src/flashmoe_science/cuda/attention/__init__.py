@@ -1,9 +1,8 @@
 """Attention on CUDA.
 
 A call goes `forward` -> a launch plan, cached per shape -> the driver. Plans are made by `select` (which
-kernel) and the kernel's own module (`small`, `hopper`, `portable`). To add a kernel: a module with the functions of
-`cuda.choice.KernelModule`, a member of `KernelKind`, and a line in `select`. The backward pass is built in the same
-way, in `gradients`.
+kernel) and the kernel's own module (`small`, `hopper`, `portable`). `cuda.choice.KernelModule` says how to add
+one; its kind is a member of `KernelKind`. The backward pass is built in the same way, in `gradients`.
 """
 
 from flashmoe_science.cuda.attention import gradients

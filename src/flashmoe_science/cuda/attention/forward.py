@@ -81,20 +81,15 @@ def forward(
     return_lse: bool = False,
     choice: Choice | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Exact attention, softmax(query keyᵀ x scale) value, on PyTorch's current stream.
+    """`flashmoe_science.flash_attention` for CUDA tensors, on PyTorch's current stream.
 
-    `flashmoe_science.flash_attention` for CUDA tensors. Arguments are checked once for each combination of
-    shapes, strides, types and options; then a call is a look-up, an allocation and a launch (in `flash_attention` a
-    comparison instead of the look-up, if it is like this thread's last). Nothing is synchronised. Can be captured in a
-    CUDA graph after one call with the same combination.
+    Arguments are checked once for each combination of shapes, strides, types and options; then a call is a look-up, an
+    allocation and a launch. Nothing is synchronised. Can be captured in a CUDA graph after one call with the same
+    combination.
 
     Args:
-        query: (batch, num_heads, seqlen_q, head_dim), float16 or bfloat16; head_dim a
-            multiple of 8 up to 256.
-        key, value: (batch, num_kv_heads, seqlen_k, head_dim); num_heads is a multiple of num_kv_heads.
-        causal: row i sees keys up to i + seqlen_k - seqlen_q (bottom-right alignment).
-        softmax_scale: 1 / sqrt(head_dim) if None.
-        return_lse: also return the log-sum-exp of the scaled scores.
+        query, key, value, causal, softmax_scale, return_lse: as there; float16 or bfloat16, head_dim a multiple of 8 up
+            to 256.
         choice: the kernel and configuration to use instead of `select`'s.
 
     Returns:
@@ -102,7 +97,7 @@ def forward(
 
     Raises:
         InputError: arguments that do not fit together or require a gradient, a last dimension that is not
-        contiguous, or rows that are not aligned to 16 bytes.
+            contiguous, or rows that are not aligned to 16 bytes.
         DeviceError, BuildError: see `flashmoe_science.cuda.driver.load`.
     """
     if causal is not True and causal is not False:

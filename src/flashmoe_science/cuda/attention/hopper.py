@@ -13,8 +13,7 @@ from flashmoe_science.configs.attention.hopper import HopperConfiguration
 from flashmoe_science.cuda.attention.problem import KernelKind, Problem, Strides
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launch, Launcher, LaunchPlan
+from flashmoe_science.cuda.launch import Launch, Launcher, LaunchPlan, loaded
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.cuda.tickets import TicketPool, ticket_pool
 from flashmoe_science.errors import InputError
@@ -154,15 +153,13 @@ def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects:
     check(problem, configuration)
     tile: HopperConfiguration = configuration
     compiled = kernel(tile, problem.dtype)
-    capturing = torch.cuda.is_current_stream_capturing()
-    function = load(compiled, device.index, capturing, allow_defects=allow_defects)
     heads = problem.batch * problem.num_heads
     row_blocks = -(-problem.seqlen_q // tile.block_m)
     tiles = heads * row_blocks
     if tiles > _MOST_TILES:
         raise InputError(f"{tiles} tiles of query rows are more than the kernel counts; split the batch")
     blocks = min(tiles, device.multiprocessors * tile.blocks_per_multiprocessor)
-    launcher = Launcher(function, (blocks, 1, 1), compiled, _ARGUMENT_BYTES)
+    launcher = loaded(compiled, device, (blocks, 1, 1), _ARGUMENT_BYTES, allow_defects=allow_defects)
     _REST.pack_into(
         launcher.buffer,
         _POINTERS_AT + _POINTERS.size,

@@ -13,8 +13,7 @@ from flashmoe_science.configs.attention.portable import PortableConfiguration
 from flashmoe_science.cuda.attention.problem import KernelKind, Problem
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import ADDRESSES, Launcher, LaunchPlan
+from flashmoe_science.cuda.launch import ADDRESSES, LaunchPlan, loaded
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -96,15 +95,15 @@ def check(problem: Problem, configuration: Any) -> None:
 def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects: bool = False) -> LaunchPlan:
     check(problem, configuration)
     compiled = kernel(configuration, problem.dtype, device.architecture)
-    capturing = torch.cuda.is_current_stream_capturing()
-    function = load(compiled, device.index, capturing, allow_defects=allow_defects)
     row_blocks = -(-problem.seqlen_q // configuration.block_m)
     slices = problem.batch * problem.num_heads
     if row_blocks * slices >= _MOST_BLOCKS:
         raise InputError(
             f"{row_blocks * slices} blocks of query rows are more than a grid holds; split the batch"
         )
-    launcher = Launcher(function, (row_blocks * slices, 1, 1), compiled, _ARGUMENT_BYTES)
+    launcher = loaded(
+        compiled, device, (row_blocks * slices, 1, 1), _ARGUMENT_BYTES, allow_defects=allow_defects
+    )
     _REST.pack_into(launcher.buffer, ADDRESSES.size, *_fields(problem, configuration, device))
     return LaunchPlan(launcher.start_at)
 

@@ -16,9 +16,8 @@ from flashmoe_science.configs.attention.small_passes import Work, measured, micr
 from flashmoe_science.cuda.attention.problem import KernelKind, Problem
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.driver import load
 from flashmoe_science.cuda.kept import kept
-from flashmoe_science.cuda.launch import ADDRESSES, Launch, Launcher, LaunchPlan
+from flashmoe_science.cuda.launch import ADDRESSES, Launch, Launcher, LaunchPlan, loaded
 from flashmoe_science.cuda.repeat import cuda_allocator
 from flashmoe_science.cuda.tickets import TicketPool, arrival_pool, is_capturing
 from flashmoe_science.errors import InputError
@@ -256,8 +255,6 @@ def _split_launch(launcher: Launcher, floats: int, arrivals: int, pool: TicketPo
 def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects: bool = False) -> LaunchPlan:
     check(problem, configuration)
     compiled = kernel(configuration, problem.dtype, device.architecture)
-    capturing = torch.cuda.is_current_stream_capturing()
-    function = load(compiled, device.index, capturing, allow_defects=allow_defects)
     row_blocks = _row_blocks(problem, configuration)
     grid = (
         row_blocks * configuration.splits * configuration.cluster,
@@ -266,13 +263,15 @@ def plan(problem: Problem, configuration: Any, device: Device, *, allow_defects:
     )
     split = configuration.splits > 1
     size = _ARGUMENT_BYTES + (_SPLIT_BYTES if split else 0)
-    launcher = Launcher(function, grid, compiled, size, dependent=configuration.dependent)
+    launcher = loaded(
+        compiled, device, grid, size, dependent=configuration.dependent, allow_defects=allow_defects
+    )
     write_arguments(launcher.buffer, problem)
     if not split:
         return LaunchPlan(launcher.start_at)
     write_split_arguments(launcher.buffer, problem, configuration)
     pool = arrival_pool(device.index)
-    if not capturing:
+    if not torch.cuda.is_current_stream_capturing():
         pool.reserve()
     floats, arrivals = workspace_floats(problem, configuration), arrival_counters(problem, configuration)
     return LaunchPlan(_split_launch(launcher, floats, arrivals, pool, device.index))

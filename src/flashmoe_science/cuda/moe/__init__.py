@@ -1,8 +1,8 @@
 """Mixture of experts on CUDA: choose a way and its configuration, compile what it needs, launch it.
 
 A call goes `forward` -> a plan, cached per shape -> the driver. Plans are made by `select` and by the module of each
-kind; `routing` and `combine` are the steps that kinds share. To add a kind: a module with the functions of
-`cuda.choice.KernelModule`, a member of `MoeKind`, and a line in `select`.
+kind; `routing` and `combine` are the steps that kinds share. `cuda.choice.KernelModule`
+says how to add one: a member of `MoeKind`.
 """
 
 from flashmoe_science.cuda.moe import gradients

@@ -7,8 +7,7 @@ import struct
 import torch
 
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launcher
+from flashmoe_science.cuda.launch import loaded
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.cuda.moe.routing import overlaps
 from flashmoe_science.jit.limits import limits
@@ -57,12 +56,11 @@ class Combine:
     ) -> None:
         """`architecture`: what to compile for, e.g. ``sm_90a`` or ``sm_80``; the device is current."""
         compiled = kernel(problem.dtype, problem.ids64, architecture, weighted=weighted)
-        function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
         chunks = problem.hidden // _CHUNK
-        self._launcher = Launcher(
-            function,
-            (problem.tokens, -(-chunks // _THREADS), 1),
+        self._launcher = loaded(
             compiled,
+            device,
+            (problem.tokens, -(-chunks // _THREADS), 1),
             _ARGUMENT_BYTES,
             dependent=overlaps(architecture),
         )

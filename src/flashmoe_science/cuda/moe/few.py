@@ -15,8 +15,7 @@ from flashmoe_science.configs.moe import few as configs
 from flashmoe_science.configs.moe.few import FewConfiguration, FewProduct, FewWay
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import ADDRESSES, Launcher, LaunchPlan
+from flashmoe_science.cuda.launch import ADDRESSES, Launcher, LaunchPlan, loaded
 from flashmoe_science.cuda.moe import combine
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem, addresses_of_biases
@@ -248,17 +247,16 @@ def product_launcher(
     compiled = kernel(
         configuration, product, problem.activation, problem.dtype, device.architecture, biased=biased
     )
-    capturing = torch.cuda.is_current_stream_capturing()
-    function = load(compiled, device.index, capturing, allow_defects=allow_defects)
     grid = (blocks(problem, configuration, product, device), 1, 1)
     # Early starts are safe although the second product reads ids and weights before it waits for the first: that lets
     # its successor start only after it has itself waited, for all that wrote them.
-    launcher = Launcher(
-        function,
-        grid,
+    launcher = loaded(
         compiled,
+        device,
+        grid,
         BIASED_ARGUMENT_BYTES if biased else ARGUMENT_BYTES,
         dependent=bool(compiled.macros["DEPENDENT"]),
+        allow_defects=allow_defects,
     )
     write_arguments(launcher.buffer, problem, configuration, product)
     return launcher

@@ -85,21 +85,15 @@ def forward(
     w2_bias: torch.Tensor | None = None,
     choice: Choice | None = None,
 ) -> torch.Tensor:
-    """The mixture of experts of `flashmoe_science.fused_moe`, for CUDA tensors, on PyTorch's current stream.
+    """`flashmoe_science.fused_moe` for CUDA tensors, on PyTorch's current stream.
 
     Arguments are checked once for each combination of shapes, types and options. Nothing is synchronised, and what is
     launched does not depend on the routing, so a call can be captured in a CUDA graph after one with the same
     combination, and the graph replayed with other ids.
 
     Args:
-        hidden_states: (tokens, hidden), float16 or bfloat16; all tensors contiguous.
-        w13: (experts, 2 * intermediate, hidden), or (experts, intermediate, hidden) for an activation without a gate.
-        w2: (experts, hidden, intermediate).
-        topk_weights: (tokens, k), float32.
-        topk_ids: (tokens, k), int32 or int64; an id outside [0, experts) contributes nothing.
+        hidden_states, w13, w2, topk_weights, topk_ids, w13_bias, w2_bias: as there; float16 or bfloat16, contiguous.
         out: (tokens, hidden), where to write; a new tensor if None.
-        w13_bias: (experts, rows of w13), of w13's dtype, or None.
-        w2_bias: (experts, hidden), of w2's dtype, or None.
         choice: the kernels and configuration to use instead of `select`'s.
 
     Returns:
@@ -147,7 +141,7 @@ def explain(
 ) -> Choice:
     """Which kernels and configuration `forward` takes for these tensors, and why. Launches nothing.
 
-    ``device``: a GPU that need not be there, for tensors of any device, ``meta`` among them; theirs unless given.
+    ``device``: as of `cuda.attention.forward`.
     """
     tensors = hidden_states, w13, w2, topk_weights, topk_ids
     return select(*asked(tensors, activation, w13_layout, device))

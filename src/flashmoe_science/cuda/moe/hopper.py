@@ -11,8 +11,7 @@ from flashmoe_science.configs.moe import hopper as configs
 from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launcher, LaunchPlan
+from flashmoe_science.cuda.launch import Launcher, LaunchPlan, loaded
 from flashmoe_science.cuda.moe import combine, routing
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem, addresses_of_biases
@@ -37,8 +36,16 @@ def choose(problem: MoeProblem, device: Device) -> Choice | None:
     """The tile for the mean number of rows of an expert, where the compiler is up to it."""
     if why_not(problem, device) is not None:
         return None
-    tile = configs.configuration(problem.rows_per_expert)
-    return Choice(MoeKind.HOPPER, tile, "TMA and wgmma products of rows sorted by expert")
+    tile = configuration(problem)
+    reason = "TMA and wgmma products of rows sorted by expert"
+    return Choice(
+        MoeKind.HOPPER, tile, reason + (", pairs of blocks share weights" if tile.cluster > 1 else "")
+    )
+
+
+def configuration(problem: MoeProblem) -> MoeHopperConfiguration:
+    """The usual tile."""
+    return configs.configuration(problem.rows_per_expert, pairs=problem.keeps and problem.gated)
 
 
 def why_not(problem: MoeProblem, device: Device) -> str | None:
@@ -76,7 +83,7 @@ def kernels(architecture: str) -> list[CudaKernel]:
     products = [
         kernel(tile, activation, dtype)
         for tile in configs.all_configurations()
-        for activation in (*Activation, None)
+        for activation in (*(() if tile.cluster > 1 else Activation), None)  # a pair's first product keeps
         for dtype in (torch.bfloat16, torch.float16)
     ]
     return [*products, *routing.kernels(_ARCHITECTURE), *combine.kernels(_ARCHITECTURE)]
@@ -101,6 +108,7 @@ def kernel(
         },
         threads_per_block=configs.THREADS,
         dynamic_shared_bytes=tile.shared_bytes,
+        cluster_blocks=tile.cluster,
     )
 
 
@@ -130,7 +138,7 @@ class FirstProduct:
         self._launcher = _launcher(
             problem, compiled, device, allow_defects, problem.hidden, problem.intermediate, problem.w13_rows
         )
-        self._map = _first_weight_map(self._launcher, problem)
+        self._map = _first_weight_map(self._launcher, problem, tile)
 
     def launch(
         self,
@@ -173,9 +181,10 @@ def _launcher(
     columns: int,
     weight_rows: int | None = None,
 ) -> Launcher:
-    capturing = torch.cuda.is_current_stream_capturing()
-    function = load(compiled, device.index, capturing, allow_defects=allow_defects)
-    launcher = Launcher(function, (device.multiprocessors, 1, 1), compiled, _ARGUMENT_BYTES, dependent=True)
+    blocks = device.multiprocessors // compiled.cluster_blocks * compiled.cluster_blocks
+    launcher = loaded(
+        compiled, device, (blocks, 1, 1), _ARGUMENT_BYTES, dependent=True, allow_defects=allow_defects
+    )
     _REST.pack_into(
         launcher.buffer,
         _POINTERS_AT + _POINTERS.size,
@@ -200,7 +209,7 @@ def plan(
     # combination waits for all of the second, of which every block ends only after the first product.
     compiled = kernel(tile, None, problem.dtype)
     down = _launcher(problem, compiled, device, allow_defects, problem.intermediate, problem.hidden)
-    w2_map = _plain_weight_map(down, problem, problem.intermediate, problem.hidden)
+    w2_map = _plain_weight_map(down, problem, tile, problem.intermediate, problem.hidden)
     rows_map = TensorMap(
         down.buffer,
         MAP_BYTES,
@@ -241,23 +250,25 @@ def plan(
     return LaunchPlan(launch, total)
 
 
-def _plain_weight_map(launcher: Launcher, problem: MoeProblem, inner: int, rows: int) -> TensorMap:
-    """Boxes of 256 rows of a weight (experts, rows, inner)."""
+def _plain_weight_map(
+    launcher: Launcher, problem: MoeProblem, tile: MoeHopperConfiguration, inner: int, rows: int
+) -> TensorMap:
+    """Boxes of a block's share of a tile's 256 rows, of a weight (experts, rows, inner)."""
     return TensorMap(
         launcher.buffer,
         0,
         problem.dtype,
         (inner, rows, problem.experts),
         (inner, rows * inner),
-        (configs.INNER, configs.WEIGHT_ROWS),
+        (configs.INNER, configs.WEIGHT_ROWS // tile.cluster),
     )
 
 
-def _first_weight_map(launcher: Launcher, problem: MoeProblem) -> TensorMap:
+def _first_weight_map(launcher: Launcher, problem: MoeProblem, tile: MoeHopperConfiguration) -> TensorMap:
     """Of w13. Gated: boxes in which 16 gate rows and the 16 up rows of the same columns take turns."""
     hidden, intermediate = problem.hidden, problem.intermediate
     if not problem.gated:
-        return _plain_weight_map(launcher, problem, hidden, intermediate)
+        return _plain_weight_map(launcher, problem, tile, hidden, intermediate)
     expert = 2 * intermediate * hidden
     strides = {
         W13Layout.CONCAT: (hidden, intermediate * hidden, 16 * hidden, expert),
@@ -269,5 +280,5 @@ def _first_weight_map(launcher: Launcher, problem: MoeProblem) -> TensorMap:
         problem.dtype,
         (hidden, 16, 2, intermediate // 16, problem.experts),
         strides,
-        (configs.INNER, 16, 2, configs.WEIGHT_ROWS // 32),
+        (configs.INNER, 16, 2, configs.WEIGHT_ROWS // 32 // tile.cluster),
     )

@@ -15,8 +15,7 @@ from flashmoe_science.configs.moe import portable as configs
 from flashmoe_science.configs.moe.portable import PortableMoeConfiguration, ProductTile
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launcher, LaunchPlan
+from flashmoe_science.cuda.launch import LaunchPlan, loaded
 from flashmoe_science.cuda.moe import combine, routing
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem, addresses_of_biases
@@ -141,13 +140,13 @@ class ProductLaunch:
     ) -> None:
         """The device is current."""
         compiled = kernel(tile, product, problem.activation, problem.dtype, device.architecture)
-        capturing = torch.cuda.is_current_stream_capturing()
-        self._launcher = Launcher(
-            load(compiled, device.index, capturing, allow_defects=allow_defects),
-            (grid(problem, product, tile, device), 1, 1),
+        self._launcher = loaded(
             compiled,
+            device,
+            (grid(problem, product, tile, device), 1, 1),
             ARGUMENT_BYTES,
             dependent=bool(compiled.macros["DEPENDENT"]),
+            allow_defects=allow_defects,
         )
         write_fields(self._launcher.buffer, problem, product, tile, device)
 

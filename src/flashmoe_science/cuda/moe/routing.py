@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import struct
 
-import torch
-
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launcher
+from flashmoe_science.cuda.launch import Launcher, loaded
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import base_architecture, limits
@@ -108,12 +105,10 @@ class Routing:
         self.counts_bytes = blocks * problem.experts * _INT if blocks > 1 else 0
         """Of `counts`, which hold nothing of use afterwards."""
         dependent = overlaps(architecture)
-        capturing = torch.cuda.is_current_stream_capturing()
 
         def prepare(function: str) -> Launcher:
             compiled = kernel(function, capacity, chunk, problem.ids64, architecture)
-            loaded = load(compiled, device.index, capturing)
-            launcher = Launcher(loaded, (blocks, 1, 1), compiled, _ARGUMENT_BYTES, dependent=dependent)
+            launcher = loaded(compiled, device, (blocks, 1, 1), _ARGUMENT_BYTES, dependent=dependent)
             _REST.pack_into(launcher.buffer, _POINTERS.size, problem.slots, problem.experts)
             return launcher
 

@@ -14,8 +14,8 @@ from flashmoe_science.configs.moe import topk as configs
 from flashmoe_science.configs.moe.topk import TopkConfiguration
 from flashmoe_science.cuda.calls import Calls, Options, Tensors
 from flashmoe_science.cuda.device import device_of
-from flashmoe_science.cuda.driver import load, make_context_current
-from flashmoe_science.cuda.launch import Launcher, LaunchPlan, launch_at
+from flashmoe_science.cuda.driver import make_context_current
+from flashmoe_science.cuda.launch import LaunchPlan, launch_at, loaded
 from flashmoe_science.cuda.moe import topk
 from flashmoe_science.cuda.moe.routing import overlaps
 from flashmoe_science.cuda.repeat import Call, Layout, cuda_allocator, prepare
@@ -88,7 +88,7 @@ def built_for(architecture: str) -> bool:
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    """Everything that both passes can launch on an architecture, for building ahead of time."""
+    """See `cuda.choice.KernelModule`."""
     if not built_for(architecture):
         return []
     made = [
@@ -162,16 +162,11 @@ def _make_forward(tensors: Tensors, options: Options, index: int) -> Call:
     make_context_current(device.index)
     configuration = configs.configuration(experts)
     blocks = blocks_of(tokens, configuration)
-    capturing = torch.cuda.is_current_stream_capturing()
     first = forward_kernel(configuration, logits.dtype, device.architecture)
     second = losses_kernel(device.architecture)
     dependent = overlaps(device.architecture)
-    route = Launcher(
-        load(first, device.index, capturing), (blocks, 1, 1), first, FORWARD_BYTES, dependent=dependent
-    )
-    add = Launcher(
-        load(second, device.index, capturing), (1, 1, 1), second, LOSSES_BYTES, dependent=dependent
-    )
+    route = loaded(first, device, (blocks, 1, 1), FORWARD_BYTES, dependent=dependent)
+    add = loaded(second, device, (1, 1, 1), LOSSES_BYTES, dependent=dependent)
     topk.write_arguments(
         route.buffer, tokens, experts, k, scores, renormalize, scale, groups=groups, top_groups=top_groups
     )
@@ -208,10 +203,9 @@ def _make_backward(tensors: Tensors, options: Options, index: int) -> Call:
     make_context_current(device.index)
     configuration = configs.configuration(experts)
     compiled = backward_kernel(configuration, logits.dtype, device.architecture)
-    function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
     blocks = -(-tokens // configuration.tokens_per_block)
     dependent = overlaps(device.architecture)
-    launcher = Launcher(function, (blocks, 1, 1), compiled, BACKWARD_BYTES, dependent=dependent)
+    launcher = loaded(compiled, device, (blocks, 1, 1), BACKWARD_BYTES, dependent=dependent)
     write_backward_arguments(launcher.buffer, tokens, experts, ids.shape[1], scores, renormalize, scale)
     start = launch_at(launcher, _BACKWARD)
 

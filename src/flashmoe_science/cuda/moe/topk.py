@@ -12,8 +12,8 @@ from flashmoe_science.configs.moe import topk as configs
 from flashmoe_science.configs.moe.topk import TopkConfiguration
 from flashmoe_science.cuda.calls import Calls, Options, Tensors
 from flashmoe_science.cuda.device import Device, device_of
-from flashmoe_science.cuda.driver import load, make_context_current
-from flashmoe_science.cuda.launch import Launcher, LaunchPlan, addressed
+from flashmoe_science.cuda.driver import make_context_current
+from flashmoe_science.cuda.launch import LaunchPlan, addressed, loaded
 from flashmoe_science.cuda.moe.routing import overlaps
 from flashmoe_science.cuda.repeat import Call, Layout, cuda_allocator, prepare
 from flashmoe_science.errors import InputError
@@ -39,23 +39,15 @@ def topk(
     groups: int = 1,
     top_groups: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k experts of each token, best first, and their weights, in one kernel on PyTorch's current stream.
+    """`flashmoe_science.topk_routing` for CUDA tensors, in one kernel on PyTorch's current stream.
 
-    `flashmoe_science.topk_routing` for CUDA tensors. Arguments are checked once for each combination of shapes, types
-    and options. Nothing is synchronised. Can be captured in a CUDA graph after one call with the same combination.
-
-    Experts are ranked by logit, or with a bias by score + bias in float32; equal ranks by number, the lower first; NaN
-    below every number. The ids of a token are always k different experts. Weights follow IEEE arithmetic: a softmax
-    over a NaN, over plus infinity or over nothing but minus infinity is NaN.
+    Arguments are checked once for each combination of shapes, types and options. Nothing is synchronised. Can be
+    captured in a CUDA graph after one call with the same combination. `kernels/cuda/topk_routing.cu` says how experts
+    are ranked.
 
     Args:
         logits: (tokens, experts), contiguous; float32, bfloat16 or float16 (scores are float32).
-        k: 1 to experts.
-        scores: what is made of the logits.
-        renormalize: divide the chosen scores by their sum (plus 1e-20).
-        bias: (experts,) float32, added to the scores for the choice, not for the weights (DeepSeek-V3's correction).
-        scale: the weights are multiplied by it at last.
-        groups, top_groups: as of `flashmoe_science.topk_routing`.
+        others: as there.
 
     Returns:
         weights float32 (tokens, k), ids int32 (tokens, k).
@@ -70,7 +62,7 @@ def topk(
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    """Everything that `topk` can launch on an architecture, for building ahead of time."""
+    """See `cuda.choice.KernelModule`."""
     return [
         kernel(configuration, dtype, architecture)
         for configuration in configs.CONFIGURATIONS
@@ -118,10 +110,9 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
     make_context_current(device.index)
     configuration = configs.configuration(experts)
     compiled = kernel(configuration, logits.dtype, device.architecture)
-    function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
     blocks = -(-tokens // configuration.tokens_per_block)
     dependent = bool(compiled.macros["DEPENDENT"])
-    launcher = Launcher(function, (blocks, 1, 1), compiled, ARGUMENT_BYTES, dependent=dependent)
+    launcher = loaded(compiled, device, (blocks, 1, 1), ARGUMENT_BYTES, dependent=dependent)
     write_arguments(
         launcher.buffer, tokens, experts, k, scores, renormalize, scale, groups=groups, top_groups=top_groups
     )

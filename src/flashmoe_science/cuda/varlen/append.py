@@ -11,8 +11,8 @@ import threading
 import torch
 
 from flashmoe_science.cuda.device import device_of
-from flashmoe_science.cuda.driver import load, make_context_current
-from flashmoe_science.cuda.launch import Launcher
+from flashmoe_science.cuda.driver import make_context_current
+from flashmoe_science.cuda.launch import Launcher, loaded
 from flashmoe_science.cuda.repeat import current_device, raw_stream
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
@@ -86,10 +86,11 @@ def run(append: Append, query_out: torch.Tensor | None) -> None:
     launcher = _own.launchers.get((index, dtype))
     if launcher is None:
         make_context_current(index)
-        compiled = kernel(dtype, device_of(index).architecture)
+        device = device_of(index)
+        compiled = kernel(dtype, device.architecture)
         # One that spills is still right, and faster than the operations in its place.
-        function = load(compiled, index, torch.cuda.is_current_stream_capturing(), allow_defects=True)
-        launcher = _own.launchers[index, dtype] = Launcher(function, (1, 1, 1), compiled, ARGUMENTS.size)
+        launcher = loaded(compiled, device, (1, 1, 1), ARGUMENTS.size, allow_defects=True)
+        _own.launchers[index, dtype] = launcher
     pack_into(launcher.buffer, append, query_out)
     launcher.config.grid[0] = -(-append.rows // WARPS)
     launcher.start(raw_stream(index))

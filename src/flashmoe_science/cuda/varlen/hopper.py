@@ -16,8 +16,7 @@ from flashmoe_science.configs.attention import hopper_varlen as configs
 from flashmoe_science.configs.attention.hopper import SWIZZLE_PANEL
 from flashmoe_science.configs.attention.hopper_varlen import Extent, HopperFeatures, HopperVarlenConfiguration
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launcher
+from flashmoe_science.cuda.launch import loaded
 from flashmoe_science.cuda.repeat import raw_stream
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.cuda.tickets import ticket_pool
@@ -125,6 +124,7 @@ def kernel(configuration: HopperVarlenConfiguration, dtype: torch.dtype) -> Cuda
             "V_STAGES": configuration.value_stages,
             "Q_STAGES": configuration.query_stages,
             "PING_PONG": int(configuration.ping_pong),
+            "SECTION_MIB": configuration.section_mib,
             "CAUSAL": int(has.causal),
             "LEFT_WINDOW": int(has.left_window),
             "SOFTCAP": int(has.softcap),
@@ -214,8 +214,7 @@ class _Launch:
 
     def __init__(self, problem: Problem, tile: HopperVarlenConfiguration, device: Device) -> None:
         compiled = kernel(tile, problem.dtype)
-        function = load(compiled, device.index, torch.cuda.is_current_stream_capturing())
-        self.launcher = Launcher(function, (1, 1, 1), compiled, ARGUMENT_BYTES)
+        self.launcher = loaded(compiled, device, (1, 1, 1), ARGUMENT_BYTES)
         write_plan(self.launcher.buffer, problem, tile)
         self._maps = TensorMaps(self.launcher.buffer, problem, tile)
 

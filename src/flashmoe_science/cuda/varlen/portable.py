@@ -14,8 +14,7 @@ from flashmoe_science.configs.attention.varlen import (
     tiles,
 )
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launcher
+from flashmoe_science.cuda.launch import Launcher, loaded
 from flashmoe_science.cuda.repeat import raw_stream
 from flashmoe_science.cuda.varlen.arguments import (
     ARGUMENT_BYTES,
@@ -215,12 +214,10 @@ def launcher(
 ) -> Launcher:
     """Compiled (or taken as it was) and loaded. The grid is one block, and nothing of a call is packed yet."""
     compiled = kernel(configuration, dtype, device.architecture)
-    capturing = torch.cuda.is_current_stream_capturing()
     try:
-        function = load(compiled, device.index, capturing)
+        ready = loaded(compiled, device, (1, 1, 1), ARGUMENT_BYTES)
     except KernelDefectError:  # there is no other kernel, and a slower one is better than none
-        function = load(compiled, device.index, capturing, allow_defects=True)
-    ready = Launcher(function, (1, 1, 1), compiled, ARGUMENT_BYTES)
+        ready = loaded(compiled, device, (1, 1, 1), ARGUMENT_BYTES, allow_defects=True)
     arguments.pack_into(ready.buffer)
     return ready
 

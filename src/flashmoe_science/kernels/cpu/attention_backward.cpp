@@ -1,25 +1,23 @@
-// Gradients of exact attention (see attention_forward.cpp for the forward pass), never holding the scores of more than one
-// tile. With P = exp(S - lse), dP = dO V^T and delta = rowsum(O * dO) - dlse:
+// Gradients of exact attention (attention_forward.cpp), never holding the scores of more than one tile. With
+// P = exp(S - lse), dP = dO V^T and delta = rowsum(O * dO) - dlse:
 //
 //   dS = P * (dP - delta)     dV = P^T dO     dK = softmax_scale * dS^T Q     dQ = softmax_scale * dS K
 //
 // A tile is up to 64 queries of one head; it meets the keys in blocks of 64. S^T = K Q^T and dP^T = V dO^T have queries in
-// lanes and read K and V by broadcast, as in the forward pass; weights and gradients of scores take their place. The other
-// three products have the head dimension in lanes and read those by broadcast, so that nothing is ever transposed but Q and
-// dO, once a tile. In bf16, with AVX512-BF16, all five are dot products of pairs, and P and dS are rounded to bf16.
+// lanes and read K and V by broadcast; the other three products have the head dimension in lanes and read P and dS so.
+// Nothing is transposed but Q and dO, once a tile. In bf16, with AVX512-BF16, all five are dot products of pairs.
 //
-// Order of the sums, which is the same whatever the number of threads: each tile and block make one partial sum from zero;
-// dQ adds those of the blocks from the first key on, dK and dV those of the tiles, from the first query of the first head of
-// the group on. They are rounded once, at the end.
+// The order of the sums does not depend on the threads: each tile and block make one partial sum from zero; dQ adds those
+// of the blocks from the first key on, dK and dV those of the tiles, from the first query of the group's first head on.
+// They are rounded once, at the end.
 //
 // A strip is a few tiles that meet each prepared block one after the other; dQ of its tiles stays with the thread, dK and dV
-// of all the space's keys are summed in memory. A space is a key/value head. Where there are enough of them a thread takes a
-// whole one, else a strip, and then adds to a block's sums when the strips before have: they follow each other through the
-// blocks, one behind the other. Threads take tickets in order and wait for earlier ones only, so there is always one that
-// does not wait.
+// of a space, which is a key/value head, are summed in memory. Where there are enough spaces a thread takes a whole one,
+// else a strip, and then adds to a block's sums when the strips before have. Threads take tickets in order and wait for
+// earlier ones only, so there is always one that does not wait.
 //
-// Masked keys have weights and gradients that are exact zeros. Where a block on the diagonal meets an operand that is not
-// finite (0 * NaN), only visible products are summed.
+// Masked keys have weights and gradients that are exact zeros; where a block on the diagonal meets an operand that is not
+// finite, only visible products are summed.
 
 #include <math.h>
 #include <sched.h>
@@ -304,23 +302,4 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_backwar
     return run(job, threads);
 }
 
-// The same as a Python function of twelve integers: the addresses above and the number of threads. Returns SUCCESS or
-// NULL_TENSOR, raises MemoryError. Other Python threads run meanwhile.
-static PyObject* attention_backward_call(PyObject*, PyObject* const* arguments, intptr_t count) {
-    constexpr int COUNT = 12;
-    void* value[COUNT] = {};
-    for (int i = 0; i < COUNT && i < count; ++i) value[i] = PyLong_AsVoidPtr(arguments[i]);
-    if (PyErr_Occurred()) return nullptr;
-    void* const state = PyEval_SaveThread();
-    const int status = flashmoe_attention_backward(
-        (const AttentionBackwardProblem*)value[0], value[1], value[2], value[3], value[4], (const float*)value[5], value[6],
-        value[7], value[8], value[9], value[10], (int)(intptr_t)value[11]);
-    PyEval_RestoreThread(state);
-    return status == OUT_OF_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status);
-}
-
-// A PyMethodDef, for PyCFunction_NewEx.
-extern "C" {
-__attribute__((visibility("default"))) PyMethodDef flashmoe_attention_backward_method = {
-    "attention_backward", attention_backward_call, METH_FASTCALL, nullptr};
-}
+PYTHON_METHOD(flashmoe_attention_backward_method, "attention_backward", PythonCall<flashmoe_attention_backward>::call)

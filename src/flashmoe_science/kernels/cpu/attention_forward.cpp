@@ -1,12 +1,10 @@
 // Exact attention, forward, with online softmax: out = softmax(softmax_scale * Q K^T) V, never holding the
 // scores of more than one tile.
 //
-// A tile is up to 64 queries (16 with AVX2) of one head (or, where few queries share a key/value head, of its whole group).
-// Queries lie in vector lanes, so S^T = K Q^T and O^T = V^T P^T read K and V row-major, in place, by
-// broadcast, and maxima and sums over keys are vertical. Key blocks are visited in order; each block's P V
-// starts from zero and is added to the rescaled output, which also makes the summation blocked. Only Q and O
-// are transposed, once a tile. A task is one or more tiles of the same head that share each prepared key
-// block.
+// A tile is up to 64 queries (24 or 16 with AVX2) of one head (or, where few queries share a key/value head, of its whole group).
+// Queries lie in vector lanes, so S^T = K Q^T and O^T = V^T P^T read K and V row-major, in place, by broadcast. Key blocks
+// are visited in order; each block's P V starts from zero and is added to the rescaled output. Only Q and O are transposed,
+// once a tile. A task is one or more tiles of the same head that share each prepared key block.
 //
 // A few rows of a key/value head take another way, see decode.h. How the three element types run in tiles:
 //   fp32           multiply-adds on the user's K and V (copied block by block if their rows are far apart)
@@ -15,12 +13,9 @@
 //   fp16 (bf16)    blocks of K and V widened to fp32, then as fp32
 //   fp16, bf16     with AVX2 alone, whole blocks without a mask as 16-bit integers, see integer_tile.h
 //
-// Causal masks align bottom-right. Blocks above the diagonal are skipped; in a block on the diagonal each
-// vector of queries stops after its last visible key. A row without keys gives zeros and a log-sum-exp of
-// minus infinity.
-//
-// NaN and infinities spread as in the exact formula: weights of masked keys are exact zeros, and where a
-// block on the diagonal holds a value that is not finite (0 * NaN), only visible products are summed.
+// Causal masks align bottom-right. Blocks above the diagonal are skipped; on it each vector of queries stops after its last
+// visible key. A row without keys gives zeros and a log-sum-exp of minus infinity. NaN and infinities spread as in the exact
+// formula: where a block on the diagonal holds a value that is not finite (0 * NaN), only visible products are summed.
 
 #include <math.h>
 
@@ -62,6 +57,7 @@ void run_task(const Job& job, Workspace& w, int64_t space, int64_t part, int64_t
     const char* value = job.value + batch * p.value_stride[0] + kv_head * p.value_stride[1];
     char* out = job.out + batch * p.out_stride[0] + head * p.out_stride[1];
     const int ld = job.tile_queries;
+    [[maybe_unused]] const int64_t row_bytes = p.head_dim * (int64_t)sizeof(Element);
 
     if (job.parts > 1) use_part(job, w, space, part);
     int tiles = 0;
@@ -107,6 +103,15 @@ void run_task(const Job& job, Workspace& w, int64_t space, int64_t part, int64_t
 #endif
             if (!prepared) prepare<Path>(job, w, block);
             prepared = true;
+            if constexpr (WIDE_COLUMNS > MAX_COLUMNS)
+                if (attends_wide(job, tile, block, columns)) {
+                    if (first + 2 * BLOCK_KEYS <= keys) {
+                        fetch_rows(key + (first + BLOCK_KEYS) * p.key_stride[2], p.key_stride[2], row_bytes, t, tiles);
+                        fetch_rows(value + (first + BLOCK_KEYS) * p.value_stride[2], p.value_stride[2], row_bytes, t, tiles);
+                    }
+                    attend_wide<Path>(job, w, tile, block, w.tile[t + 1 < tiles ? t + 1 : 0]);
+                    continue;
+                }
             attend<Path>(job, w, tile, block, columns, ld);
         }
     }
@@ -210,7 +215,8 @@ int64_t second_level_cache() {
 // As many queries as have room, with their outputs, in half of the second-level cache.
 int64_t most_queries(const Job& job) {
     const int64_t fitting = second_level_cache() / 2 / (job.problem->head_dim * 2 * (int64_t)sizeof(float));
-    return smaller<int64_t>(MAX_DENSE_TASK_QUERIES, larger<int64_t>(fitting, MAX_TASK_QUERIES));
+    const int64_t most = smaller<int64_t>(MAX_DENSE_TASK_QUERIES, larger<int64_t>(fitting, MAX_TASK_QUERIES));
+    return WIDE_COLUMNS > MAX_COLUMNS && job.wide ? up_to_multiple(most, WIDE_TILE_QUERIES) : most;
 }
 
 // How many tiles a task has without a mask: every task reads and prepares the blocks of its keys anew, so few are better
@@ -229,12 +235,18 @@ int tiles_of_task(const Job& job, int64_t tiles, int most, int threads) {
     return best;
 }
 
+// Whether whole tiles are wide: by the shape alone, as the bits beside a diagonal go by the whole tile. Integers take two vectors.
+bool takes_wide_tiles(const Job& job) {
+    return !job.integers && job.rows >= MIN_WIDE_ROWS && job.rows * job.row_spaces >= MIN_WIDE_QUERIES;
+}
+
 // Tile and task sizes: full tiles where there are enough of them for every thread, narrower ones where not.
 int divide(Job& job, int threads) {
     const AttentionProblem& p = *job.problem;
     const double pairs = (double)p.seqlen_q * p.seqlen_k * (job.causal ? 0.5 : 1.0);
     if ((double)p.batch * p.heads * pairs * p.head_dim * 2 < MIN_PARALLEL_WORK) threads = 1;
-    int tile = (int)smaller<int64_t>(TILE_QUERIES, up_to_multiple(job.rows, W));
+    const int whole = whole_tile(job);
+    int tile = (int)smaller<int64_t>(whole, up_to_multiple(job.rows, W));
     job.part_keys = keys_of_part(job);
     job.parts = larger<int64_t>(1, (p.seqlen_k + job.part_keys - 1) / job.part_keys);
     if (job.parts > 1) {
@@ -247,7 +259,7 @@ int divide(Job& job, int threads) {
     const int64_t wanted = (threads + job.row_spaces - 1) / job.row_spaces;
     if (!job.integers && (job.rows + tile - 1) / tile < wanted) {
         tile = smaller(tile, up_to_multiple((job.rows + wanted - 1) / wanted, W));
-        while (TILE_QUERIES % tile != 0) tile -= W;  // see vectors_before
+        while (whole % tile != 0) tile -= W;  // see vectors_before
     }
     job.tile_queries = tile;
     const int64_t tiles = (job.rows + tile - 1) / tile;
@@ -294,6 +306,7 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_forward
     job.out_of_memory = 0;
     job.integers = takes_integers(job);
     job.few = takes_few(job);
+    if constexpr (WIDE_COLUMNS > MAX_COLUMNS) job.wide = takes_wide_tiles(job);
     threads = divide(job, threads);
     void* memory = nullptr;
     if (job.parts > 1) {
@@ -312,23 +325,4 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_forward
     return job.out_of_memory ? OUT_OF_MEMORY : SUCCESS;
 }
 
-// The same as a Python function of seven integers: the addresses above (0 for no lse) and the number of
-// threads. Returns SUCCESS or NULL_TENSOR, raises MemoryError. Other Python threads run meanwhile.
-static PyObject* attention_forward_call(PyObject*, PyObject* const* arguments, intptr_t count) {
-    constexpr int COUNT = 7;
-    void* value[COUNT] = {};
-    for (int i = 0; i < COUNT && i < count; ++i) value[i] = PyLong_AsVoidPtr(arguments[i]);
-    if (PyErr_Occurred()) return nullptr;
-    void* const state = PyEval_SaveThread();
-    const int status = flashmoe_attention_forward(
-        (const AttentionProblem*)value[0], value[1], value[2], value[3], value[4], (float*)value[5],
-        (int)(intptr_t)value[6]);
-    PyEval_RestoreThread(state);
-    return status == OUT_OF_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status);
-}
-
-// A PyMethodDef, for PyCFunction_NewEx.
-extern "C" {
-__attribute__((visibility("default"))) PyMethodDef flashmoe_attention_method = {
-    "attention_forward", attention_forward_call, METH_FASTCALL, nullptr};
-}
+PYTHON_METHOD(flashmoe_attention_method, "attention_forward", PythonCall<flashmoe_attention_forward>::call)

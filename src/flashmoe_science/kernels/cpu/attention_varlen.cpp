@@ -259,19 +259,7 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_varlen(
     return job.out_of_memory ? OUT_OF_MEMORY : SUCCESS;
 }
 
-// The same as a Python function of three integers: two addresses and the number of threads. Raises MemoryError. Other Python
-// threads run meanwhile.
-static PyObject* attention_varlen_call(PyObject*, PyObject* const* arguments, intptr_t count) {
-    constexpr int COUNT = 3;
-    void* value[COUNT] = {};
-    for (int i = 0; i < COUNT && i < count; ++i) value[i] = PyLong_AsVoidPtr(arguments[i]);
-    if (PyErr_Occurred()) return nullptr;
-    void* const state = PyEval_SaveThread();
-    const int status =
-        flashmoe_attention_varlen((const VarlenProblem*)value[0], (VarlenCall*)value[1], (int)(intptr_t)value[2]);
-    PyEval_RestoreThread(state);
-    return status == OUT_OF_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status);
-}
+PYTHON_METHOD(flashmoe_varlen_method, "attention_varlen", PythonCall<flashmoe_attention_varlen>::call)
 
 // What calls have in common that differ in addresses alone. In Python: _Repeat of cpu/varlen.py.
 struct VarlenRepeat {
@@ -304,10 +292,4 @@ static PyObject* attention_varlen_repeat(PyObject*, PyObject* const* arguments, 
     return status == OUT_OF_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status);
 }
 
-// PyMethodDefs, for PyCFunction_NewEx.
-extern "C" {
-__attribute__((visibility("default"))) PyMethodDef flashmoe_varlen_method = {
-    "attention_varlen", attention_varlen_call, METH_FASTCALL, nullptr};
-__attribute__((visibility("default"))) PyMethodDef flashmoe_varlen_repeat_method = {
-    "attention_varlen_repeat", attention_varlen_repeat, METH_FASTCALL, nullptr};
-}
+PYTHON_METHOD(flashmoe_varlen_repeat_method, "attention_varlen_repeat", attention_varlen_repeat)

@@ -91,8 +91,9 @@ static void column_panel(
             register_block<Product, 8, C>(a, a_row, a_step, b, b_step, depth, row, column, epilogue);
             row += 8;
         }
-    for (; row + 4 <= rows; row += 4)
-        register_block<Product, 4, C>(a, a_row, a_step, b, b_step, depth, row, column, epilogue);
+    if constexpr (R > 4)
+        for (; row + 4 <= rows; row += 4)
+            register_block<Product, 4, C>(a, a_row, a_step, b, b_step, depth, row, column, epilogue);
     if (row + 2 <= rows) {
         register_block<Product, 2, C>(a, a_row, a_step, b, b_step, depth, row, column, epilogue);
         row += 2;
@@ -101,11 +102,14 @@ static void column_panel(
         register_block<Product, 1, C>(a, a_row, a_step, b, b_step, depth, row, column, epilogue);
 }
 
-// Columns [first, last) of the product.
-template <class Product, class Epilogue>
+// Columns [first, last) of the product, at most WIDEST at a time.
+template <class Product, int WIDEST = MAX_COLUMNS, class Epilogue>
 static void multiply(
     const char* a, ptrdiff_t a_row, ptrdiff_t a_step, int rows, const float* b, ptrdiff_t b_step, int depth,
     int first, int last, const Epilogue& epilogue) {
+    if constexpr (WIDEST > MAX_COLUMNS)
+        for (; first + WIDEST <= last; first += WIDEST)
+            column_panel<Product, WIDEST>(a, a_row, a_step, rows, b, b_step, depth, first, epilogue);
     for (; first + MAX_COLUMNS <= last; first += MAX_COLUMNS)
         column_panel<Product, MAX_COLUMNS>(a, a_row, a_step, rows, b, b_step, depth, first, epilogue);
     const int rest = last - first;

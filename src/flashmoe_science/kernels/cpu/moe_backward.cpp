@@ -1,6 +1,6 @@
 // Mixture of experts, backward: gradients of the tokens, the weights of experts, the routing weights and the biases.
 //
-// Slots (a token and one of its choices) are in sorted order: by expert, ascending within one; z is in that order already.
+// Slots (a token and one of its choices) are sorted by expert; z is in that order already.
 // For a slot with weight s and incoming gradient g of its token, with y = act(z):
 //   1. d = w2^T g; dz = act'(z) (s d) and s y, in the tensors' type; <d, y>, of which every tile writes a part.
 //   2. w13^T dz, in the tensors' type and at the slot's own place; a token's are then added in the order of its choices.
@@ -15,7 +15,6 @@
 #include "tile_product.h"
 
 enum ElementType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
-enum Status : int { SUCCESS = 0, OUT_OF_MEMORY = 1, NULL_TENSOR = 2 };
 
 // Mirrored by flashmoe_science.cpu.moe_backward. All tensors are contiguous but grad_output, whose rows are.
 struct MoeBackwardProblem {
@@ -433,22 +432,4 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_moe_backward(
     return SUCCESS;
 }
 
-// The same as a Python function of three integers: two addresses and the number of threads. Returns SUCCESS or
-// NULL_TENSOR, raises MemoryError. Other Python threads run meanwhile.
-static PyObject* moe_backward_call(PyObject*, PyObject* const* arguments, intptr_t count) {
-    constexpr int COUNT = 3;
-    void* value[COUNT] = {};
-    for (int i = 0; i < COUNT && i < count; ++i) value[i] = PyLong_AsVoidPtr(arguments[i]);
-    if (PyErr_Occurred()) return nullptr;
-    void* const state = PyEval_SaveThread();
-    const int status = flashmoe_moe_backward(
-        (const MoeBackwardProblem*)value[0], (const MoeBackwardTensors*)value[1], (int)(intptr_t)value[2]);
-    PyEval_RestoreThread(state);
-    return status == OUT_OF_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status);
-}
-
-// A PyMethodDef, for PyCFunction_NewEx.
-extern "C" {
-__attribute__((visibility("default"))) PyMethodDef flashmoe_moe_backward_method = {
-    "moe_backward", moe_backward_call, METH_FASTCALL, nullptr};
-}
+PYTHON_METHOD(flashmoe_moe_backward_method, "moe_backward", PythonCall<flashmoe_moe_backward>::call)

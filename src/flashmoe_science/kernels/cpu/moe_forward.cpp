@@ -428,23 +428,4 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_moe_forward(
     return SUCCESS;
 }
 
-// The same as a Python function of thirteen integers: the addresses above and the number of threads. Returns SUCCESS or
-// NULL_TENSOR, raises MemoryError. Other Python threads run meanwhile.
-static PyObject* moe_forward_call(PyObject*, PyObject* const* arguments, intptr_t count) {
-    constexpr int COUNT = 13;
-    void* value[COUNT] = {};
-    for (int i = 0; i < COUNT && i < count; ++i) value[i] = PyLong_AsVoidPtr(arguments[i]);
-    if (PyErr_Occurred()) return nullptr;
-    void* const state = PyEval_SaveThread();
-    const int status = flashmoe_moe_forward(
-        (const MoeProblem*)value[0], value[1], value[2], value[3], (const float*)value[4], value[5], value[6],
-        value[7], value[8], value[9], value[10], value[11], (int)(intptr_t)value[12]);
-    PyEval_RestoreThread(state);
-    return status == OUT_OF_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status);
-}
-
-// A PyMethodDef, for PyCFunction_NewEx.
-extern "C" {
-__attribute__((visibility("default"))) PyMethodDef flashmoe_moe_method = {
-    "moe_forward", moe_forward_call, METH_FASTCALL, nullptr};
-}
+PYTHON_METHOD(flashmoe_moe_method, "moe_forward", PythonCall<flashmoe_moe_forward>::call)

@@ -4,8 +4,9 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "python_call.h"
+
 enum ElementType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
-enum Status : int { SUCCESS = 0, OUT_OF_MEMORY = 1, NULL_TENSOR = 2 };
 
 // Mirrored by flashmoe_science.cpu.moe. All tensors are contiguous.
 struct MoeProblem {

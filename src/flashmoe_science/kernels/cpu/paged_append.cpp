@@ -182,21 +182,9 @@ extern "C" __attribute__((visibility("default"))) void flashmoe_paged_append(
     }
 }
 
-// The same as a Python function of three integers: the problem's address, the type and the number of threads. Other Python
-// threads run meanwhile.
-static PyObject* paged_append_call(PyObject*, PyObject* const* arguments, intptr_t count) {
-    constexpr int COUNT = 3;
-    void* value[COUNT] = {};
-    for (int i = 0; i < COUNT && i < count; ++i) value[i] = PyLong_AsVoidPtr(arguments[i]);
-    if (PyErr_Occurred()) return nullptr;
-    void* const state = PyEval_SaveThread();
-    flashmoe_paged_append((const AppendProblem*)value[0], (int)(intptr_t)value[1], (int)(intptr_t)value[2]);
-    PyEval_RestoreThread(state);
-    return PyLong_FromLong(0);
+static int append_and_return(const AppendProblem* problem, int element_type, int threads) {
+    flashmoe_paged_append(problem, element_type, threads);
+    return SUCCESS;
 }
 
-// A PyMethodDef, for PyCFunction_NewEx.
-extern "C" {
-__attribute__((visibility("default"))) PyMethodDef flashmoe_paged_append_method = {
-    "paged_append", paged_append_call, METH_FASTCALL, nullptr};
-}
+PYTHON_METHOD(flashmoe_paged_append_method, "paged_append", PythonCall<append_and_return>::call)

@@ -1,12 +1,10 @@
 // What one call asks for, how it is divided, and what a thread works with.
 #pragma once
 
+#include "python_call.h"
 #include "vector.h"
 
 enum ElementType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
-
-// What flashmoe_attention_forward returns. NULL_TENSOR: a tensor that is not empty has no memory.
-enum Status : int { SUCCESS = 0, OUT_OF_MEMORY = 1, NULL_TENSOR = 2 };
 
 // Mirrored by flashmoe_science.cpu. Strides are in bytes, for (batch, head, row).
 struct AttentionProblem {
@@ -27,6 +25,8 @@ constexpr T larger(T a, T b) { return a > b ? a : b; }
 
 // As many queries as one pass of the products keeps in registers: a tile's queries, scores and output are then contiguous.
 constexpr int TILE_QUERIES = MAX_COLUMNS * W;
+// The same of attention_forward.cpp, where there are many queries.
+constexpr int WIDE_TILE_QUERIES = WIDE_COLUMNS * W;
 constexpr int BLOCK_KEYS = 64;
 // Queries that share a prepared block of keys, at most, and where threads leave it open, at least.
 constexpr int MAX_TASK_QUERIES = 256;
@@ -49,6 +49,9 @@ constexpr int MAX_DEPTH_FEW_KEYS = 16;
 // in vectors, lane by lane.
 constexpr int FEW_ROWS = 3;
 constexpr int MAX_DEPTH_FEW_ROWS = 16;
+// Wide tiles: below so many rows in a row space many would not be full, below so many in all there would be too few for threads.
+constexpr int MIN_WIDE_ROWS = 96;
+constexpr int MIN_WIDE_QUERIES = 1024;
 // Below this many multiply-adds waking another thread costs more than it saves.
 constexpr double MIN_PARALLEL_WORK = 2e5;
 constexpr double LOG2_E = 1.4426950408889634;
@@ -69,6 +72,7 @@ struct Job {
     int tile_queries;     // a multiple of W
     int task_tiles;
     bool integers;        // products of 16-bit integers, where a block's numbers allow it
+    bool wide;            // whole tiles have WIDE_TILE_QUERIES, not TILE_QUERIES
     int64_t tasks_per_space;
     int64_t tasks;
     int64_t parts;        // of the keys, each a task; 1: they are not split
@@ -93,8 +97,8 @@ struct Tile {
     int64_t keys;      // keys that its last row sees
     int64_t diagonal;  // the last key that row 0 sees, and row i sees i more; NO_DIAGONAL without a mask
     float *query, *out, *maximum, *sum;  // [head_dim][ld], [head_dim][ld], [ld], [ld]
-    const char* query_row[TILE_QUERIES];
-    char* out_row[TILE_QUERIES];
+    const char* query_row[WIDE_TILE_QUERIES];
+    char* out_row[WIDE_TILE_QUERIES];
     IntegerQueries integers;
 };
 

@@ -67,7 +67,7 @@ void weigh_block(
 
 // Scores of keys [first_key, first_key + keys) of the block with the vectors [first, last) of the tile's
 // queries; with block_max also their maxima. Products are summed in runs of at most `longest`.
-template <class Path>
+template <class Path, int WIDEST = MAX_COLUMNS>
 void score(
     const Shared& w, const float* queries, const KeyBlock& block, int first_key, int keys, int depth, int longest,
     int first, int last, int ld, float* block_max) {
@@ -79,10 +79,10 @@ void score(
         const float* query = queries + at * ld;
         const SumEpilogue scores = {s, ld, at == 0};
         if (block_max != nullptr && at + part == depth)
-            multiply<Product>(
+            multiply<Product, WIDEST>(
                 key, block.key_row, 4, keys, query, ld, part, first, last, ScoreAndMaximumEpilogue{scores, block_max});
         else
-            multiply<Product>(key, block.key_row, 4, keys, query, ld, part, first, last, scores);
+            multiply<Product, WIDEST>(key, block.key_row, 4, keys, query, ld, part, first, last, scores);
     }
 }
 

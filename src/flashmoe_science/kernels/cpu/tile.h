@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "amx_tile.h"
+#include "fetch.h"
 #include "products.h"
 
 namespace {
@@ -14,12 +15,15 @@ int visible(const Tile& tile, const KeyBlock& block, int column) {
     return (int)larger<int64_t>(0, smaller<int64_t>(tile.diagonal + (column + 1) * W - block.first, block.count));
 }
 
-// Vectors of queries before the tile in the TILE_QUERIES that it is a part of: none, unless tiles are narrow for many threads.
-int vectors_before(const Tile& tile) { return (int)(tile.first_row % TILE_QUERIES / W); }
+// Queries of a whole tile.
+int whole_tile(const Job& job) { return WIDE_COLUMNS > MAX_COLUMNS && job.wide ? WIDE_TILE_QUERIES : TILE_QUERIES; }
 
-// Whether the mask cuts the block for any of these TILE_QUERIES: their bits do not depend on how they are divided.
-bool is_on_diagonal(const Tile& tile, const KeyBlock& block) {
-    return block.first + block.count - 1 > tile.diagonal - vectors_before(tile) * W;
+// Vectors of queries before the tile in the whole one that it is a part of: none, unless tiles are narrow for many threads.
+int vectors_before(const Job& job, const Tile& tile) { return (int)(tile.first_row % whole_tile(job) / W); }
+
+// Whether the mask cuts the block for any query of the whole tile: their bits do not depend on how they are divided.
+bool is_on_diagonal(const Job& job, const Tile& tile, const KeyBlock& block) {
+    return block.first + block.count - 1 > tile.diagonal - vectors_before(job, tile) * W;
 }
 
 // Masks the scores of a block on the diagonal and finds their maximum.
@@ -76,7 +80,7 @@ void attend_on_amx(const Job& job, const Workspace& w, const Tile& tile, const K
     const int head_dim = (int)job.problem->head_dim;
     const Running running = {tile.maximum, tile.sum, w.rescale};
     amx_score(w, tile, block, head_dim, columns, ld);
-    if (!is_on_diagonal(tile, block)) {
+    if (!is_on_diagonal(job, tile, block)) {
         find_maxima(w.scores, ld, block.count, columns, w.block_max);
         weigh_block<Path>(w, running, block.count, 0, columns, ld, job.scale);
     } else {
@@ -117,18 +121,18 @@ void attend(const Job& job, const Workspace& w, const Tile& tile, const KeyBlock
     const int longest = job.problem->seqlen_q <= FEW_ROWS ? MAX_DEPTH_FEW_ROWS
                         : block.count < FEW_KEYS         ? MAX_DEPTH_FEW_KEYS
                                                          : MAX_DEPTH;
-    const bool diagonal = is_on_diagonal(tile, block);
+    const bool diagonal = is_on_diagonal(job, tile, block);
 
     if (!diagonal) {
         for (int c = 0; c < columns; ++c) store(w.block_max + c * W, set1(-__builtin_inff()));
-        score<Path>(w, tile.query, block, 0, block.count, depth, longest, 0, columns, ld, w.block_max);
+        score<Path, WIDE_COLUMNS>(w, tile.query, block, 0, block.count, depth, longest, 0, columns, ld, w.block_max);
         weigh_block<Path>(w, running, block.count, 0, columns, ld, job.scale);
     } else {
         // Rectangles: each further vector of queries sees W more keys.
         for (int c = 0, from = 0; c < columns; ++c) {
             const int to = visible(tile, block, c);
             if (to == from) continue;
-            score<Path>(w, tile.query, block, from, to - from, depth, longest, c, columns, ld, nullptr);
+            score<Path, WIDE_COLUMNS>(w, tile.query, block, from, to - from, depth, longest, c, columns, ld, nullptr);
             from = to;
         }
         mask_scores(tile, block, w.scores, ld, columns, w.block_max);
@@ -146,15 +150,66 @@ void attend(const Job& job, const Workspace& w, const Tile& tile, const KeyBlock
     const int step = Path::PAIRS ? 2 : 1;
     const float* rescale = w.rescale;
     // The same rectangles, those of vectors before the tile too: a sum of products ends where a rectangle does.
-    for (int c = diagonal ? -vectors_before(tile) : 0, from = 0; c < columns && from < block.count; ++c) {
+    for (int c = diagonal ? -vectors_before(job, tile) : 0, from = 0; c < columns && from < block.count; ++c) {
         const int to = diagonal ? up_to_multiple(visible(tile, block, c), step) : up_to_multiple(block.count, step);
         if (to == from) continue;
-        multiply<Product>(
+        multiply<Product, WIDE_COLUMNS>(
             block.value + from / step * block.value_row, 4, block.value_row, head_dim, weights + from / step * ld, ld,
             (to - from) / step, larger(c, 0), columns, OutputEpilogue{tile.out, ld, rescale});
         rescale = nullptr;
         from = to;
     }
+}
+
+// The same of wide tiles, with what the next products read on its way to the first-level cache meanwhile. A tile's queries and
+// outputs come from the second level for each block. A neighbour on the core takes room in the first, and half of the
+// instructions that can wait, so that loads are not early enough by themselves.
+
+// Whether a tile takes attend_wide: a whole one whose scores are one sum in registers each.
+bool attends_wide(const Job& job, const Tile& tile, const KeyBlock& block, int columns) {
+    if constexpr (WIDE_COLUMNS > MAX_COLUMNS)
+        return job.wide && columns == WIDE_COLUMNS && job.tile_queries == WIDE_TILE_QUERIES &&
+               job.problem->head_dim <= MAX_DEPTH && block.count >= FEW_KEYS && !is_on_diagonal(job, tile, block);
+    return false;
+}
+
+// An epilogue that asks for `row_bytes` from `at` on for each row of the product.
+template <class Epilogue>
+struct FetchingEpilogue {
+    Epilogue epilogue;
+    const char* at;
+    ptrdiff_t row_bytes;
+    template <int R, int C>
+    __attribute__((always_inline)) void store(int row, int column, F acc[R][C]) const {
+        epilogue.template store<R, C>(row, column, acc);
+        for (ptrdiff_t i = 0; i < R * row_bytes; i += CACHE_LINE) fetch_line(at + row * row_bytes + i);
+    }
+};
+
+// Rows of the next block of keys and of their values are asked for, into the second-level cache: the `part`th of `parts`.
+void fetch_rows(const char* first, ptrdiff_t stride, int64_t row_bytes, int part, int parts) {
+    for (int r = BLOCK_KEYS * part / parts; r < BLOCK_KEYS * (part + 1) / parts; ++r)
+        for (int64_t i = 0; i < row_bytes; i += CACHE_LINE) fetch_line_for_later(first + r * stride + i);
+}
+
+// `next` is the tile whose turn comes then.
+template <class Path>
+void attend_wide(const Job& job, const Workspace& w, const Tile& tile, const KeyBlock& block, const Tile& next) {
+    typedef typename Path::Product Product;
+    constexpr ptrdiff_t ld = WIDE_TILE_QUERIES;
+    constexpr ptrdiff_t ROW_BYTES = ld * sizeof(float);
+    const int head_dim = (int)job.problem->head_dim;
+    for (int c = 0; c < WIDE_COLUMNS; ++c) store(w.block_max + c * W, set1(-__builtin_inff()));
+    const ScoreAndMaximumEpilogue scores = {{w.scores, ld, true}, w.block_max};
+    column_panel<Product, WIDE_COLUMNS>(
+        block.key, block.key_row, 4, block.count, tile.query, ld, head_dim, 0,
+        FetchingEpilogue<ScoreAndMaximumEpilogue>{scores, (const char*)tile.out, head_dim * ROW_BYTES / BLOCK_KEYS});
+    weigh_block<Path>(
+        w, {tile.maximum, tile.sum, w.rescale}, block.count, 0, WIDE_COLUMNS, ld, job.scale);
+    const OutputEpilogue output = {tile.out, ld, w.rescale};
+    column_panel<Product, WIDE_COLUMNS>(
+        block.value, 4, block.value_row, head_dim, w.scores, ld, block.count, 0,
+        FetchingEpilogue<OutputEpilogue>{output, (const char*)next.query, ROW_BYTES});
 }
 
 template <class Path>

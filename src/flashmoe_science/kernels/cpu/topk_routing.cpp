@@ -1,10 +1,8 @@
-// A router's choice of experts: scores, top-k and the weights of what was chosen; and in the same pass the router's losses.
+// A router's choice of experts, as kernels/cuda/topk_routing.cu makes it; and in the same pass the router's losses.
 //
-// A token's logits are made ranks: integers that rise with the float, one below every number for NaN, and one below that for what is
-// taken. The best is looked for among the largest of each 16, then among its 16: so k of many experts cost k times their sixteenth.
-// Equal ranks go by expert, the lower first. Ranks are logits where there is no bias (scores rise with them), else score + bias.
-//
-// For the losses a run of tokens adds its probabilities, and one thread the runs in their order: threads change no bit.
+// Logits are made ranks: integers that rise with the float, one below every number for NaN, and one below that for what is
+// taken. The best is looked for among the largest of each 16, then among its 16: so k of many experts cost k times their
+// sixteenth. For the losses a run of tokens adds its probabilities, and one thread the runs in their order.
 
 #include "parallel.h"
 #include "python_call.h"
@@ -263,24 +261,11 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_topk_routing(
     return SUCCESS;
 }
 
-// The same as a Python function of nine integers: the address of the problem, those of the tensors (0 for one that is not
-// there), and the number of threads. Returns SUCCESS or NULL_TENSOR, raises MemoryError. Other Python threads run meanwhile.
-static PyObject* topk_routing_call(PyObject*, PyObject* const* arguments, intptr_t count) {
-    constexpr int COUNT = 9;
-    void* value[COUNT] = {};
-    for (int i = 0; i < COUNT && i < count; ++i) value[i] = PyLong_AsVoidPtr(arguments[i]);
-    if (PyErr_Occurred()) return nullptr;
-    const RoutingTensors tensors = {
-        value[1], (const float*)value[2], (float*)value[3], (int32_t*)value[4],
-        (float*)value[5], (float*)value[6], (int64_t*)value[7]};
-    void* const state = PyEval_SaveThread();
-    const int status = flashmoe_topk_routing((const RoutingProblem*)value[0], &tensors, (int)(intptr_t)value[8]);
-    PyEval_RestoreThread(state);
-    return status == OUT_OF_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status);
+// The same with the tensors' addresses one by one.
+static int with_addresses(const RoutingProblem* problem, const void* logits, const float* bias, float* weights, int32_t* ids,
+                          float* balance, float* z, int64_t* counts, int threads) {
+    const RoutingTensors tensors = {logits, bias, weights, ids, balance, z, counts};
+    return flashmoe_topk_routing(problem, &tensors, threads);
 }
 
-// A PyMethodDef, for PyCFunction_NewEx.
-extern "C" {
-__attribute__((visibility("default"))) PyMethodDef flashmoe_topk_routing_method = {
-    "topk_routing", topk_routing_call, METH_FASTCALL, nullptr};
-}
+PYTHON_METHOD(flashmoe_topk_routing_method, "topk_routing", PythonCall<with_addresses>::call)

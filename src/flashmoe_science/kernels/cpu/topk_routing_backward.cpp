@@ -1,9 +1,5 @@
-// The gradient of a router's logits from that of the chosen experts' weights and of the router's losses, in one pass.
-//
-// Let p be a token's softmax, s its scores, S the sum of those chosen (plus a floor) and g the gradients of its weights times the
-// scale. Where weights were divided by S, g_j becomes (g_j - sum of g_i s_i / S) / S. Softmax: a chosen expert takes g_j s_j, and all
-// take p times minus the sum of these. Sigmoid: g_j s_j (1 - s_j). The losses add p_e (a_e - sum of p a) + 2 z lse p_e / tokens, a_e
-// being the gradient of the first loss times experts * slots_e / tokens^2, and z that of the second.
+// The gradient of a router's logits from that of the chosen experts' weights and of the router's losses, in one pass: the
+// formula of kernels/cuda/topk_routing_backward.cu.
 
 #include "parallel.h"
 #include "python_call.h"
@@ -153,22 +149,4 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_topk_routing_back
     return SUCCESS;
 }
 
-// The same as a Python function of three integers: two addresses and the number of threads. Returns SUCCESS or
-// NULL_TENSOR, raises MemoryError. Other Python threads run meanwhile.
-static PyObject* topk_routing_backward_call(PyObject*, PyObject* const* arguments, intptr_t count) {
-    constexpr int COUNT = 3;
-    void* value[COUNT] = {};
-    for (int i = 0; i < COUNT && i < count; ++i) value[i] = PyLong_AsVoidPtr(arguments[i]);
-    if (PyErr_Occurred()) return nullptr;
-    void* const state = PyEval_SaveThread();
-    const int status = flashmoe_topk_routing_backward(
-        (const RoutingProblem*)value[0], (const RoutingGradients*)value[1], (int)(intptr_t)value[2]);
-    PyEval_RestoreThread(state);
-    return status == OUT_OF_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status);
-}
-
-// A PyMethodDef, for PyCFunction_NewEx.
-extern "C" {
-__attribute__((visibility("default"))) PyMethodDef flashmoe_topk_routing_backward_method = {
-    "topk_routing_backward", topk_routing_backward_call, METH_FASTCALL, nullptr};
-}
+PYTHON_METHOD(flashmoe_topk_routing_backward_method, "topk_routing_backward", PythonCall<flashmoe_topk_routing_backward>::call)

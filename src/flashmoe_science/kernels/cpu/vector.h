@@ -15,7 +15,7 @@
 //   low_of_pairs(x), high_of_pairs(x)  the first and the second number of each lane
 //
 // MAX_COLUMNS and rows_for() give the register blocking of gemm.h: as many accumulators as the register file
-// holds beside MAX_COLUMNS operand vectors and one broadcast.
+// holds beside MAX_COLUMNS operand vectors and one broadcast. WIDE_COLUMNS is more where a shape with fewer rows is better.
 #pragma once
 
 #include <stddef.h>

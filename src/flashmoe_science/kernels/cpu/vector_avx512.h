@@ -5,6 +5,7 @@
 typedef __m512 F;
 constexpr int W = 16;
 constexpr int MAX_COLUMNS = 4;
+constexpr int WIDE_COLUMNS = MAX_COLUMNS;
 
 constexpr int rows_for(int columns) {
     return columns == 4 ? 6 : columns == 3 ? 8 : columns == 2 ? 12 : 16;

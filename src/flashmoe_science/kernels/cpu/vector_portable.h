@@ -17,6 +17,7 @@ constexpr int rows_for(int columns) { return columns == 4 ? 6 : columns == 3 ? 8
 constexpr int MAX_COLUMNS = 2;
 constexpr int rows_for(int columns) { return columns == 2 ? 6 : 12; }
 #endif
+constexpr int WIDE_COLUMNS = MAX_COLUMNS;
 
 INLINE F load(const float* p) {
     F x;

@@ -1,22 +1,15 @@
 // Attention backward for Hopper (sm_90a): TMA, wgmma and specialised warpgroups; deterministic.
 //
 // A block owns 128 keys and walks over the query rows that see them, of every head that shares the keys, so that dK and dV
-// never leave its registers. Two warpgroups consume, 64 keys each. With P = exp2(scale K Q^T - LSE), transposed as all
-// here:
-//   dV += P dO;  dP = V dO^T;  dS = P (dP - delta);  dK += dS Q;  dQ = dS^T K
-// P and dS are operands straight from registers; dS also goes through shared memory, where both warpgroups' keys are
-// summed by the product for dQ. Pieces of dQ are added to float32 sums in global memory by bulk copies, in a fixed order
-// (producer.cuh), and converted by a warp (converter.cuh) or a kernel of their own. The next block's scores are computed while dQ is stored.
+// never leave its registers. Two warpgroups consume, 64 keys each. Transposed, as all here:
+//   P = exp2(scale K Q^T - LSE);  dV += P dO;  dP = V dO^T;  dS = P (dP - delta);  dK += dS Q;  dQ = dS^T K
+// P and dS are operands straight from registers; dS also goes through shared memory, where the product for dQ sums both
+// warpgroups' keys. Pieces of dQ are added to float32 sums in global memory by bulk copies, in a fixed order
+// (producer.cuh), and converted by a warp (converter.cuh) or a kernel of their own, while the next scores are computed.
 //
-// Sources: Dao et al., FlashAttention-2 (2023), the recomputation; Shah et al., FlashAttention-3 (2024), keys on
-// wgmma's rows.
+// Sources: Dao et al., FlashAttention-2 (2023); Shah et al., FlashAttention-3 (2024), keys on wgmma's rows.
 //
 // Compile-time configuration: HEAD_DIM (64 or 128), BLOCK_M, CAUSAL, CONVERTS, STAGGERED, ELEMENT_BF16.
-#if ELEMENT_BF16
-#define WGMMA_TYPES "bf16.bf16"
-#else
-#define WGMMA_TYPES "f16.f16"
-#endif
 
 #include "hopper_backward/converter.cuh"
 #include "hopper_backward/parameters.cuh"

@@ -1,24 +1,22 @@
 // The second pass of attention backward for sm_75 and later: the gradients of keys and values, on mma.sync.
 //
-// A block owns BLOCK_N keys of one key head and walks over the query rows that see them, in all query heads of the group:
-// grouped heads are added up in registers and rounded once. Scores are computed transposed, keys in the rows, so that Pᵀ
-// and dSᵀ go from accumulator to operand in registers. Statistics of the rows (log-sum-exp, delta) come from the pass over
-// queries (attention_backward_query.cu) or from attention_backward_statistics.cu. No atomics and one owner per key: the
-// same call gives the same bits.
+// A block owns BLOCK_N keys of one key head and walks over the query rows that see them, in all query heads of the group.
+// Scores are computed transposed, keys in the rows, so that Pᵀ and dSᵀ go from accumulator to operand in registers.
+// Statistics of the rows come from the pass over queries (attention_backward_query.cu) or from
+// attention_backward_statistics.cu. No atomics and one owner per key: the same call gives the same bits.
 //
 // ROLES 1: every warp makes both gradients of its keys. ROLES 2: two warps share their keys; one makes P and the gradient of
-// the values, the other dP, dS and the gradient of the keys. Each holds one accumulator, so it can own twice the keys and
-// reads shared memory half as often per product; P goes from one to the other, in float32, through shared memory.
+// the values, the other dP, dS and the gradient of the keys. Each holds one accumulator, so it can own twice the keys; P
+// goes from one to the other, in float32, through shared memory.
 //
-// Macros: HEAD_DIM (a multiple of 16, at least the tensor's), BLOCK_N, BLOCK_M (query rows per step), CHUNK (query rows
-// whose scores are held at a time), WARPS, ROLES, STAGES (of query rows), MIN_BLOCKS (per multiprocessor, that the compiler
-// leaves registers for; 0: as it likes), REGISTER_STEPS (how many 16-wide slices of keys and values stay in registers),
-// ABLATE (ablation.cuh), and those of types.cuh.
+// Macros: those of attention_backward_query.cu, of which CHUNK counts query rows and REGISTER_STEPS slices of keys and values;
+// ROLES, and STAGES (of query rows).
 #include "ablation.cuh"
 #include "backward/parameters.cuh"
 #include "backward/products.cuh"
 #include "backward/tile_copy.cuh"
 #include "backward/write_rows.cuh"
+#include "launch_bounds.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/shared_floats.cuh"
@@ -122,12 +120,6 @@ __device__ __forceinline__ void meet(int barrier, bool waits) {
         ptx::barrier_arrive(barrier, 64);
     }
 }
-
-#if MIN_BLOCKS > 0
-#define LAUNCH_BOUNDS __launch_bounds__(kThreads, MIN_BLOCKS)
-#else
-#define LAUNCH_BOUNDS __launch_bounds__(kThreads)
-#endif
 
 extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __grid_constant__ BackwardParameters p) {
     extern __shared__ __align__(1024) char shared_memory[];

@@ -5,16 +5,16 @@
 // it with the log-sum-exp for the pass over keys (attention_backward_key_value.cu), which is launched after it.
 // No atomics and one owner per row: the same call gives the same bits.
 //
-// Macros: HEAD_DIM (a multiple of 16, at least the tensor's), BLOCK_M, BLOCK_N (keys per step), CHUNK (keys whose scores
-// are held at a time), WARPS, MIN_BLOCKS (per multiprocessor, that the compiler leaves registers for; 0: as it likes),
-// REGISTER_STEPS (how many 16-wide slices of the query and of the output's gradient stay in registers), ABLATE
-// (ablation.cuh), and those of types.cuh.
+// Macros: HEAD_DIM (a multiple of 16, at least the tensor's), BLOCK_M, BLOCK_N (keys per step), CHUNK (keys whose scores are
+// held at a time), WARPS, MIN_BLOCKS (launch_bounds.cuh), REGISTER_STEPS (how many 16-wide slices of the query and of the
+// output's gradient stay in registers), ABLATE (ablation.cuh), and those of types.cuh.
 #include "ablation.cuh"
 #include "backward/parameters.cuh"
 #include "backward/products.cuh"
 #include "backward/statistics.cuh"
 #include "backward/tile_copy.cuh"
 #include "backward/write_rows.cuh"
+#include "launch_bounds.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/global.cuh"
 #include "ptx/shared_floats.cuh"
@@ -36,12 +36,6 @@ constexpr int kBufferBytes = BLOCK_N * T::kRowBytes;
 
 static_assert(HEAD_DIM % 16 == 0 && CHUNK % 16 == 0 && BLOCK_N % CHUNK == 0 && BLOCK_M == kWarpRows * WARPS, "tiles of 16");
 static_assert(MMA_K == 16 || !ELEMENT_BF16, "bfloat16 needs m16n8k16");
-
-#if MIN_BLOCKS > 0
-#define LAUNCH_BOUNDS __launch_bounds__(kThreads, MIN_BLOCKS)
-#else
-#define LAUNCH_BOUNDS __launch_bounds__(kThreads)
-#endif
 
 using Scores = float[kRowTiles][kChunkTiles][4];
 

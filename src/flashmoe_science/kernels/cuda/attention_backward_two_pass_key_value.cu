@@ -4,20 +4,11 @@
 // warpgroup's registers hold one gradient of 64 keys, so the two consumers share the work by product:
 //   the first:   P = exp2(scale K Q^T - LSE), dV += P dO;
 //   the second:  dP = V dO^T, dS = P (dP - delta), dK += dS Q.
-// P goes from the first to the second in float32 through shared memory, in fragment order. That is the only way they
-// meet: the first works up to two steps ahead.
-//
-// The gradient of the query is a pass of its own (attention_backward_two_pass_query.cu), so nothing is added in global memory
-// and the same call gives the same bits.
-//
-// Sources: Dao et al., FlashAttention-2 (2023), the recomputation; Shah et al., FlashAttention-3 (2024), keys on wgmma's rows.
+// P goes from the first to the second in float32 through shared memory, in fragment order: the first works up to two steps
+// ahead. The gradient of the query is a pass of its own (attention_backward_two_pass_query.cu), so nothing is added in global
+// memory. Sources: as of attention_backward_hopper.cu.
 //
 // Compile-time configuration: HEAD_DIM (192 or 256), CAUSAL, ELEMENT_BF16.
-#if ELEMENT_BF16
-#define WGMMA_TYPES "bf16.bf16"
-#else
-#define WGMMA_TYPES "f16.f16"
-#endif
 
 #include "hopper_two_pass/parameters.cuh"
 #include "hopper_two_pass/products.cuh"
@@ -313,18 +304,8 @@ extern "C" __global__ void __launch_bounds__(two_pass::THREADS, 1)
     attention_backward_two_pass_key_value(const __grid_constant__ two_pass::Parameters parameters) {
     using namespace two_pass;
     extern __shared__ unsigned char raw[];
-    // Dynamic shared memory is only guaranteed to start on 16 bytes; the launch asks for 1024 more.
-    const Shared shared{(shared_address(raw) + 1023) & ~1023u};
-
     const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 32), 0);
-    if (warp == 0 && ptx::elect_lane()) {
-        ptx::prefetch_map(parameters.query);
-        ptx::prefetch_map(parameters.key);
-        ptx::prefetch_map(parameters.value);
-        ptx::prefetch_map(parameters.grad_output);
-        initialise(shared);
-    }
-    __syncthreads();
+    const Shared shared = begin<Shared>(parameters, shared_address(raw), warp);
     const Tile tile(parameters);
 
     if (warp < 4) {

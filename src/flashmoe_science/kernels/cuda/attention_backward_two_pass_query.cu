@@ -4,17 +4,10 @@
 // The gradient stays in registers:
 //   P = exp2(scale Q K^T - LSE);  dP = dO V^T;  dS = P (dP - delta);  dQ += dS K
 // dS is an operand straight from registers, so the consumers never meet. The next step's products are issued right behind this
-// step's, and its exponentials are taken under the second.
-//
-// Its predecessor in the stream is the pass over the keys (attention_backward_two_pass_key_value.cu), of which it needs nothing:
-// it starts while that one ends.
+// step's, and its exponentials are taken under the second. It starts while the pass over the keys ends, of which it needs
+// nothing.
 //
 // Compile-time configuration: HEAD_DIM (192 or 256), CAUSAL, ELEMENT_BF16.
-#if ELEMENT_BF16
-#define WGMMA_TYPES "bf16.bf16"
-#else
-#define WGMMA_TYPES "f16.f16"
-#endif
 
 #include "hopper_two_pass/parameters.cuh"
 #include "hopper_two_pass/products.cuh"
@@ -221,18 +214,8 @@ extern "C" __global__ void __launch_bounds__(two_pass::THREADS, 1)
     attention_backward_two_pass_query(const __grid_constant__ two_pass::Parameters parameters) {
     using namespace two_pass;
     extern __shared__ unsigned char raw[];
-    // Dynamic shared memory is only guaranteed to start on 16 bytes; the launch asks for 1024 more.
-    const Shared shared{(shared_address(raw) + 1023) & ~1023u};
-
     const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 32), 0);
-    if (warp == 0 && ptx::elect_lane()) {
-        ptx::prefetch_map(parameters.query);
-        ptx::prefetch_map(parameters.key);
-        ptx::prefetch_map(parameters.value);
-        ptx::prefetch_map(parameters.grad_output);
-        initialise(shared);
-    }
-    __syncthreads();
+    const Shared shared = begin<Shared>(parameters, shared_address(raw), warp);
     const Tile tile(parameters, static_cast<int>(blockIdx.x));
 
     if (warp < 4) {

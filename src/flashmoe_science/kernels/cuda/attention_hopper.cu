@@ -8,11 +8,6 @@
 //
 // Compile-time configuration: HEAD_DIM, ELEMENT_BF16, CAUSAL, CONSUMERS, BLOCK_N, K_STAGES, V_STAGES, Q_STAGES, PING_PONG;
 // ABLATE to leave something out (ablation.cuh).
-#if ELEMENT_BF16
-#define WGMMA_TYPES "bf16.bf16"
-#else
-#define WGMMA_TYPES "f16.f16"
-#endif
 
 #include "ablation.cuh"
 #include "hopper/parameters.cuh"

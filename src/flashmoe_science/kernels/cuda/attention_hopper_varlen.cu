@@ -6,9 +6,10 @@
 // one by one, windows, caps and sinks.
 //
 // Compile-time configuration: HEAD_DIM, VALUE_DIM (at most HEAD_DIM), ELEMENT_BF16, CONSUMERS, BLOCK_N, K_STAGES, V_STAGES, Q_STAGES,
-// PING_PONG, CAUSAL (a row sees window_right keys after its position), LEFT_WINDOW (and window_left before it), SOFTCAP, PAGED,
-// PAGE_ROWS (rows of a box, which lies in one page), CHUNK (with CAUSAL and LEFT_WINDOW: a row sees the keys of its own chunk alone; may
-// be left out), TREE (without LEFT_WINDOW: a row has a bit for each of the keys of its sequence's own queries; may be left out).
+// PING_PONG, SECTION_MIB (of keys and values that are worked on together; 0: all), CAUSAL (a row sees window_right keys after its
+// position), LEFT_WINDOW (and window_left before it), SOFTCAP, PAGED, PAGE_ROWS (rows of a box, which lies in one page), CHUNK (with
+// CAUSAL and LEFT_WINDOW: a row sees the keys of its own chunk alone; may be left out), TREE (without LEFT_WINDOW: a row has a bit for
+// each of the keys of its sequence's own queries; may be left out).
 #if ELEMENT_BF16
 #define WGMMA_TYPES "bf16.bf16"
 #else
@@ -95,7 +96,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
         const int next = consumer + 1 == CONSUMERS ? 0 : consumer + 1;
         if (PING_PONG) ptx::barrier_arrive(TURN_BARRIER + next, 2 * WARPGROUP);
     };
-    Ring<TILE_SLOTS> slot;
+    Ring<SLOTS> slot;
     // Of the tile whose scores come next:
     int block;        // the block
     int first_block;  // the last that comes
@@ -286,6 +287,8 @@ extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1)
             produce_values(parameters, shared);
         } else if (warp == 2) {
             produce_queries(parameters, shared);
+        } else {
+            hand_out_tiles(parameters, shared);
         }
     } else {
         ptx::claim_registers<CONSUMER_REGISTERS>();

@@ -1,14 +1,12 @@
 // Attention forward for sm_75 and later: FlashAttention-2's algorithm (Dao, 2023) on mma.sync, ldmatrix and cp.async.
 //
-// A block of WARPS warps owns BLOCK_M query rows of one head, BLOCK_M / WARPS of them per warp, and walks over the
-// keys from the last block it needs to the first, so that the blocks that need a mask come first.
-// Keys and values are double buffered: block b - 1 arrives while block b is multiplied.
+// A block of WARPS warps owns BLOCK_M query rows of one head and walks over the keys from the last block it needs to the
+// first, so that the blocks that need a mask come first. Block b - 1 arrives while block b is multiplied.
 //
-// Macros: HEAD_DIM (a multiple of 16, at least the tensor's), BLOCK_M, BLOCK_N, WARPS, MIN_BLOCKS (per multiprocessor,
-// that the compiler leaves registers for; 0: as it likes),
-// QUERY_STEPS (how many 16-wide slices of the query stay in registers; the rest is read from shared memory for
-// every block), OVERLAP (1: the next block's scores are computed while this block's exponentials are taken; needs
-// the whole query in registers), ABLATE to leave something out (ablation.cuh), and those of types.cuh.
+// Macros: HEAD_DIM (a multiple of 16, at least the tensor's), BLOCK_M, BLOCK_N, WARPS, MIN_BLOCKS (launch_bounds.cuh),
+// QUERY_STEPS (how many 16-wide slices of the query stay in registers; the rest is read for every block), OVERLAP (1: the next
+// block's scores are computed while this block's exponentials are taken; needs the whole query in registers), ABLATE
+// (ablation.cuh), and those of types.cuh.
 #include "ablation.cuh"
 #include "attention_parameters.cuh"
 #include "portable/copier.cuh"

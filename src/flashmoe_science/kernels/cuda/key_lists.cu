@@ -2,8 +2,7 @@
 //
 // A warp owns KEYS consecutive keys of a step, and asks for 32 of them at a time. What follows a row's keys is 0.
 //
-// Compile-time configuration: WARPS, KEYS (of a warp, a multiple of 32), DEPENDENT (programmatic dependent launch, sm_90 and
-// later).
+// Compile-time configuration: WARPS, KEYS (of a warp, a multiple of 32), DEPENDENT (ptx/dependent_launch.cuh).
 #include "types.cuh"
 
 #if DEPENDENT

@@ -4,7 +4,7 @@
 // GATHER: the rows are those of the output's gradient, by token, times their slot's routing weight: for the second product's
 // bias. Otherwise they are sorted, gates and then ups: for the first one's, whose layout the strides of the output give.
 //
-// Compile-time configuration: GATHER, DEPENDENT (programmatic dependent launch, sm_90 and later), ELEMENT_BF16.
+// Compile-time configuration: GATHER, DEPENDENT (ptx/dependent_launch.cuh), ELEMENT_BF16.
 #if DEPENDENT
 #include "ptx/dependent_launch.cuh"
 #endif

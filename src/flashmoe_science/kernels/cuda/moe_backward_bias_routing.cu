@@ -1,7 +1,7 @@
 // The part that the second product's bias has in the gradients of the routing weights: for each slot the product of its token's
 // gradient with its expert's bias, added to what is there. A warp a row in sorted order.
 //
-// Compile-time configuration: IDS64, DEPENDENT (programmatic dependent launch, sm_90 and later), ELEMENT_BF16.
+// Compile-time configuration: IDS64, DEPENDENT (ptx/dependent_launch.cuh), ELEMENT_BF16.
 #if DEPENDENT
 #include "ptx/dependent_launch.cuh"
 #endif

@@ -6,22 +6,15 @@
 // the tile comes through the same ring of stages once the product has run; see `store_panel` for what is made of both.
 // Otherwise the second: the gradient of the input by slot, w13^T dz; the combination then adds a token's.
 //
-// Compile-time configuration: TOKENS, STEP, STAGES, GATHER, ACTIVATION (without GATHER it only says whether there is a gate),
-// ELEMENT_BF16; and those of moe/hopper_parameters.cuh.
+// Compile-time configuration: TOKENS, STEP, STAGES, CLUSTER (2 in the second product alone, see moe_hopper.cu), GATHER,
+// ACTIVATION (without GATHER it only says whether there is a gate), ELEMENT_BF16; and those of moe/hopper_parameters.cuh.
 #define BACKWARD 1
 #define THROUGH_SHARED GATHER
-#if ELEMENT_BF16
-#define WGMMA_TYPES "bf16.bf16"
-#else
-#define WGMMA_TYPES "f16.f16"
-#endif
 
 #include "moe/backward_hopper_epilogue.cuh"
+#include "moe/hopper_consumer.cuh"
 #include "moe/hopper_producer.cuh"
 #include "mma/descriptor.cuh"
-#include "ptx/bulk.cuh"
-#include "ptx/dependent_launch.cuh"
-#include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace moe {
@@ -54,7 +47,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         ptx::wgmma_commit();
         if (previous >= 0) {
             ptx::wgmma_wait<1>();
-            release(shared.empty(previous));
+            release_stage(shared.empty(previous));
         }
         previous = ring.stage;
         ring.advance();
@@ -68,7 +61,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     ptx::wgmma_wait<0>();
     ptx::pin(low);
     ptx::pin(high);
-    release(shared.empty(previous));
+    release_stage(shared.empty(previous));
 
 #if GATHER
     float weights[(N + 31) / 32];
@@ -83,7 +76,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
 #pragma unroll
             for (int i = 0; i < N / 2; ++i) low[i] = high[i];
         }
-        release(shared.empty(ring.stage));
+        release_stage(shared.empty(ring.stage));
         ring.advance();
     }
 #else
@@ -93,51 +86,10 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
 #endif
 }
 
-// The product of the narrowest width that holds the tile's rows.
-template <int N>
-__device__ __forceinline__ void consume_at_most(const Parameters& p, const Shared& shared, const Tile& tile,
-                                                Ring<STAGES>& ring, int consumer) {
-    if constexpr (N > LEAST) {
-        if (tile.count <= N - STEP) return consume_at_most<N - STEP>(p, shared, tile, ring, consumer);
-    }
-    consume_tile<N>(p, shared, tile, ring, consumer);
-}
-
-__device__ __forceinline__ void consume(const Parameters& p, const Shared& shared, int consumer) {
-    Ring<TILE_SLOTS> tiles;
-    Ring<STAGES> ring;
-    while (true) {
-        Tile tile = next_tile(shared, tiles);
-        tile.count = __shfl_sync(0xffffffff, tile.count, 0);
-        if (tile.count == 0) return;
-        consume_at_most<TOKENS>(p, shared, tile, ring, consumer);
-    }
-}
-
 }  // namespace moe
 
-extern "C" __global__ void __launch_bounds__(moe::THREADS, 1)
+extern "C" __global__ void BLOCKS_OF_A_CLUSTER __launch_bounds__(moe::THREADS, 1)
     moe_backward_hopper(const __grid_constant__ moe::Parameters parameters) {
-    using namespace moe;
     extern __shared__ unsigned char raw[];
-    // Dynamic shared memory is only guaranteed to start on 16 bytes; the launch asks for 1024 more.
-    const Shared shared{(shared_address(raw) + 1023) & ~1023u};
-
-    const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 32), 0);
-    if (warp == 0 && ptx::elect_lane()) {
-        ptx::prefetch_map(parameters.weights);
-        ptx::prefetch_map(parameters.rows);
-        initialise(shared);
-    }
-    __syncthreads();
-    if (GATHER) wait_for_predecessor();  // else the producer does, later
-    allow_successor();
-
-    if (warp < 4) {
-        ptx::give_up_registers<PRODUCER_REGISTERS>();
-        produce(parameters, shared, warp);
-    } else {
-        ptx::claim_registers<CONSUMER_REGISTERS>();
-        consume(parameters, shared, warp / 4 - 1);
-    }
+    moe::work(parameters, shared_address(raw));
 }

@@ -1,7 +1,7 @@
 // Gradients of the routing weights: for each slot the sum of what the tiles of columns left, in their order; zero for an id
 // that is no expert. A thread a slot, and a thread a row in sorted order.
 //
-// Compile-time configuration: IDS64, DEPENDENT (programmatic dependent launch, sm_90 and later).
+// Compile-time configuration: IDS64, DEPENDENT (ptx/dependent_launch.cuh).
 #include "types.cuh"
 
 #if DEPENDENT

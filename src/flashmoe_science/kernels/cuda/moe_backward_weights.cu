@@ -17,15 +17,11 @@
 #define GATHER 1
 #define ACTIVATION 0
 #define STEP 16
-#if ELEMENT_BF16
-#define WGMMA_TYPES "bf16.bf16"
-#else
-#define WGMMA_TYPES "f16.f16"
-#endif
+#define CLUSTER 1
 
 #include "moe/backward_weights_producer.cuh"
+#include "moe/hopper_block.cuh"
 #include "mma/descriptor.cuh"
-#include "ptx/bulk.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace moe {
@@ -198,25 +194,6 @@ __device__ __forceinline__ void consume(const WeightsParameters& p, const Shared
 
 extern "C" __global__ void __launch_bounds__(moe::THREADS, 1)
     moe_backward_weights(const __grid_constant__ moe::WeightsParameters parameters) {
-    using namespace moe;
     extern __shared__ unsigned char raw[];
-    // Dynamic shared memory is only guaranteed to start on 16 bytes; the launch asks for 1024 more.
-    const Shared shared{(shared_address(raw) + 1023) & ~1023u};
-
-    const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 32), 0);
-    if (warp == 0 && ptx::elect_lane()) {
-        ptx::prefetch_map(parameters.rows);
-        initialise(shared);
-    }
-    __syncthreads();
-    wait_for_predecessor();
-    allow_successor();
-
-    if (warp < 4) {
-        ptx::give_up_registers<PRODUCER_REGISTERS>();
-        produce(parameters, shared, warp);
-    } else {
-        ptx::claim_registers<CONSUMER_REGISTERS>();
-        consume(parameters, shared, warp / 4 - 1);
-    }
+    moe::work(parameters, shared_address(raw));
 }

@@ -3,7 +3,7 @@
 //
 // WEIGHTED: otherwise rows are added as they are.
 //
-// Compile-time configuration: ELEMENT_BF16, IDS64, WEIGHTED, DEPENDENT (programmatic dependent launch, sm_90 and later).
+// Compile-time configuration: ELEMENT_BF16, IDS64, WEIGHTED, DEPENDENT (ptx/dependent_launch.cuh).
 #include "ptx/global.cuh"
 #include "ptx/unpack.cuh"
 #include "types.cuh"

@@ -1,12 +1,8 @@
-// One product of a mixture of experts for a few tokens an expert, by slots: with its activation (slots, intermediate) from
-// (tokens, hidden), or (slots, hidden) from (slots, intermediate), to be combined by another kernel.
+// One product of a mixture of experts for a few tokens an expert, by slots, as in moe_few_split.cu, but every warp of a block
+// has M_TILES tiles of its own, over the whole inner dimension. The columns of tokens are copied by all warps for all warps,
+// which takes a barrier for each stage: for so many tokens that their rows should be copied once for many rows of weights.
 //
-// As moe_few_split.cu, but every warp of a block has M_TILES tiles of its own, over the whole inner dimension, and the
-// columns of tokens are copied by all warps for all warps, which takes a barrier for each stage: for so many tokens that
-// their rows should be copied once for many rows of weights. The ring goes on with the next unit while one ends.
-//
-// Macros besides those of few_parameters.cuh: SECOND (1: the second product, whose weights may be copied before the
-// kernel ahead, whose results they meet, has ended).
+// Macros: those of moe_few_split.cu.
 #include "moe/few_bias.cuh"
 #include "moe/few_operands.cuh"
 #include "moe/few_parameters.cuh"

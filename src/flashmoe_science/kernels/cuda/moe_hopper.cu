@@ -13,23 +13,17 @@
 //
 // KEEP: the first product also writes what the activation is applied to, which the backward pass needs.
 //
-// Blocks are persistent and draw tiles from a counter. Compile-time configuration: TOKENS, STEP, STAGES, GATHER, KEEP,
+// Blocks are persistent and draw tiles from a counter. With CLUSTER = 2, two blocks take the same weights with neighbouring
+// rows, and each loads half of the weights for both. Compile-time configuration: TOKENS, STEP, STAGES, CLUSTER, GATHER, KEEP,
 // ACTIVATION, ELEMENT_BF16, and those of moe/hopper_parameters.cuh.
 #define THROUGH_SHARED 0
 #define BACKWARD 0
-#if ELEMENT_BF16
-#define WGMMA_TYPES "bf16.bf16"
-#else
-#define WGMMA_TYPES "f16.f16"
-#endif
 
+#include "moe/hopper_consumer.cuh"
 #include "moe/hopper_epilogue.cuh"
 #include "moe/hopper_producer.cuh"
 #include "mma/descriptor.cuh"
-#include "ptx/bulk.cuh"
-#include "ptx/dependent_launch.cuh"
 #include "ptx/element.cuh"
-#include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace moe {
@@ -107,7 +101,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         ptx::wgmma_commit();
         if (previous >= 0) {
             ptx::wgmma_wait<1>();
-            release(shared.empty(previous));
+            release_stage(shared.empty(previous));
         }
         previous = ring.stage;
         ring.advance();
@@ -115,7 +109,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     ptx::wgmma_wait<0>();
     ptx::pin(low);
     ptx::pin(high);
-    release(shared.empty(previous));
+    release_stage(shared.empty(previous));
 
     // Not as the sums' first values: ptxas would serialise the products.
     if (p.bias != nullptr) {
@@ -139,51 +133,10 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     }
 }
 
-// The product of the narrowest width that holds the tile's rows.
-template <int N>
-__device__ __forceinline__ void consume_at_most(const Parameters& p, const Shared& shared, const Tile& tile,
-                                                Ring<STAGES>& ring, int consumer) {
-    if constexpr (N > LEAST) {
-        if (tile.count <= N - STEP) return consume_at_most<N - STEP>(p, shared, tile, ring, consumer);
-    }
-    consume_tile<N>(p, shared, tile, ring, consumer);
-}
-
-__device__ __forceinline__ void consume(const Parameters& p, const Shared& shared, int consumer) {
-    Ring<TILE_SLOTS> tiles;
-    Ring<STAGES> ring;
-    while (true) {
-        Tile tile = next_tile(shared, tiles);
-        tile.count = __shfl_sync(0xffffffff, tile.count, 0);
-        if (tile.count == 0) return;
-        consume_at_most<TOKENS>(p, shared, tile, ring, consumer);
-    }
-}
-
 }  // namespace moe
 
-extern "C" __global__ void __launch_bounds__(moe::THREADS, 1)
+extern "C" __global__ void BLOCKS_OF_A_CLUSTER __launch_bounds__(moe::THREADS, 1)
     moe_hopper(const __grid_constant__ moe::Parameters parameters) {
-    using namespace moe;
     extern __shared__ unsigned char raw[];
-    // Dynamic shared memory is only guaranteed to start on 16 bytes; the launch asks for 1024 more.
-    const Shared shared{(shared_address(raw) + 1023) & ~1023u};
-
-    const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 32), 0);
-    if (warp == 0 && ptx::elect_lane()) {
-        ptx::prefetch_map(parameters.weights);
-        if (!GATHER) ptx::prefetch_map(parameters.rows);
-        initialise(shared);
-    }
-    __syncthreads();
-    if (GATHER) wait_for_predecessor();  // else the producer does, later
-    allow_successor();
-
-    if (warp < 4) {
-        ptx::give_up_registers<PRODUCER_REGISTERS>();
-        produce(parameters, shared, warp);
-    } else {
-        ptx::claim_registers<CONSUMER_REGISTERS>();
-        consume(parameters, shared, warp / 4 - 1);
-    }
+    moe::work(parameters, shared_address(raw));
 }

@@ -5,10 +5,9 @@
 // copies run STAGES - 1 slices of BLOCK_K ahead of the products, over the ends of tiles: while a tile is stored the next
 // one's operands arrive. Rows are gathered by the copies; they are not permuted in memory.
 //
-// Macros: BLOCK_M, BLOCK_N, BLOCK_K, STAGES, WARPS_M, WARPS_N (a warp multiplies BLOCK_M / WARPS_M rows and
-// BLOCK_N / WARPS_N rows of weights), MIN_BLOCKS (per multiprocessor, that the compiler leaves registers for),
-// UP (1: rows are gathered by token and the output is in sorted order; 0: the input is in sorted order and the
-// output row of a slot is the slot), DEPENDENT (1: launched with programmatic stream serialization, sm_90),
+// Macros: BLOCK_M, BLOCK_N, BLOCK_K, STAGES, WARPS_M, WARPS_N (a warp multiplies BLOCK_M / WARPS_M rows and BLOCK_N /
+// WARPS_N rows of weights), MIN_BLOCKS (launch_bounds.cuh), UP (1: rows are gathered by token and the output is in sorted
+// order; 0: the input is in sorted order and the output row of a slot is the slot), DEPENDENT (ptx/dependent_launch.cuh),
 // ACTIVATION (moe/activation.cuh), and those of types.cuh.
 //
 // With a gate, eight rows of gate weights and the eight rows of the same columns' up weights alternate in the weight

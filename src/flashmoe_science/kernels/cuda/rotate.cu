@@ -3,8 +3,8 @@
 // Bound by memory: a thread reads 16 bytes of both halves of GROUP heads, which one token's cosines and sines serve, before it
 // computes. In float32, rounded once. The inverse, which is also the gradient's, turns the other way.
 //
-// Compile-time configuration: ELEMENT_BITS (32 or 16), ELEMENT_BF16, MMA_K, GROUP, THREADS, DEPENDENT (programmatic dependent
-// launch, sm_90 and later).
+// Compile-time configuration: ELEMENT_BITS (32 or 16), ELEMENT_BF16, MMA_K, GROUP, THREADS, DEPENDENT
+// (ptx/dependent_launch.cuh).
 #if DEPENDENT
 #include "ptx/dependent_launch.cuh"
 #endif

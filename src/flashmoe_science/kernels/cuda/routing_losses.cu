@@ -3,7 +3,7 @@
 // experts * sum over experts of (slots of the expert / tokens) * (its mean probability), and the mean of the squares of the
 // logarithms of the softmax's denominators. How often each expert was chosen goes out too.
 //
-// Macros: THREADS (at least as many as there are experts), DEPENDENT (1: launched with programmatic stream serialization).
+// Macros: THREADS (at least as many as there are experts), DEPENDENT (ptx/dependent_launch.cuh).
 #if DEPENDENT
 #include "ptx/dependent_launch.cuh"
 #endif

@@ -13,6 +13,7 @@ from problems import H200, T4, contiguous
 from flashmoe_science.configs.attention.hopper import HopperConfiguration
 from flashmoe_science.configs.attention.portable import PortableConfiguration
 from flashmoe_science.configs.attention.small import SmallConfiguration
+from flashmoe_science.cuda import launch
 from flashmoe_science.cuda.attention import (
     OVERRIDE_VARIABLE,
     KernelKind,
@@ -119,8 +120,7 @@ class _Compiler:
 
 def _use(compiler: _Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    for kind in KernelKind:
-        monkeypatch.setattr(module(kind), "load", compiler)
+    monkeypatch.setattr(launch, "load", compiler)
 
 
 def test_a_kernel_with_defects_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,28 @@ def test_takes_many_tokens() -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "tile"),
+    [
+        ({}, configs.PAIRS),
+        ({"tokens": 4095}, configs.WIDE),
+        ({"experts": 129}, configs.WIDE),
+        ({"tokens": 8192, "experts": 8, "top_k": 2, "intermediate": 14336}, configs.PAIRS),
+        ({"keeps": False}, configs.WIDE),
+        ({"activation": Activation.RELU2_NO_MUL}, configs.WIDE),
+        ({"tokens": 64}, configs.NARROW),
+    ],
+)
+def test_pairs_of_blocks_where_they_were_raced_and_won(
+    change: dict[str, object], tile: configs.MoeHopperConfiguration
+) -> None:
+    """Gated layers that keep what the backward pass needs, 256 slots an expert or more in the mean."""
+    choice = hopper.choose(replace(PROBLEM, **{"keeps": True, **change}), H200)  # type: ignore[arg-type]
+    assert choice is not None
+    assert choice.configuration == tile
+    assert ("pairs of blocks share weights" in choice.reason) == (tile == configs.PAIRS)
+
+
+@pytest.mark.parametrize(
     "change",
     [{"architecture": "sm_80"}, {"architecture": "sm_100"}, {"nvrtc": (12, 8)}],
 )
@@ -131,3 +153,10 @@ def test_routing_and_combination_compile(architecture: str) -> None:
 def test_a_product_compiles(activation: Activation | None) -> None:
     """Spills and serialised wgmma raise."""
     compile_kernel(hopper.kernel(configs.WIDE, activation, torch.bfloat16))
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("activation", [None, pytest.param(Activation.SILU, marks=pytest.mark.slow)])
+def test_a_product_of_pairs_compiles(activation: Activation | None) -> None:
+    """Spills and serialised wgmma raise."""
+    compile_kernel(hopper.kernel(configs.PAIRS, activation, torch.bfloat16, keeps=True))

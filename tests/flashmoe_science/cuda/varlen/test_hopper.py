@@ -54,6 +54,13 @@ def test_pages(page_size: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @NEEDS_COMPILER
+def test_pages_of_which_a_block_has_six(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than are told of at a time, and no multiple of that."""
+    shape = Shape((70, 3), (140, 20), 2, 1, 192, dtype=BF16)
+    check(paged(shape, 16, garbage=1 << 30), shape, monkeypatch)
+
+
+@NEEDS_COMPILER
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 1), (8, 1)])
 def test_heads(heads: int, kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape((70, 3, 17), (140, 150, 17), heads, kv_heads, 64, dtype=FP16)
@@ -126,6 +133,17 @@ def test_many_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = tuple(queries[i] + (i * i * 13) % 90 * (i % 3) for i in range(70))
     shape = Shape(queries, keys, 2, 1, 64, dtype=BF16)
     check(packed(shape, spare_rows=200), shape, monkeypatch)
+
+
+@NEEDS_COMPILER
+def test_short_sequences_come_in_sections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside one that is too long for that and some of a single tile; in two groups that a warp counts at a time."""
+    queries = (140, 0, 150, 130, 129, 20) + (1,) * 28 + (131,)
+    keys = (300, 9, 700, 2100, 129, 20) + (5,) * 28 + (600,)
+    shape = Shape(queries, keys, 4, 4, 64, dtype=BF16)
+    call, given = packed(shape, spare_rows=140), bounds(shape)
+    out, lse = attend(call, monkeypatch, section_mib=1, **given)
+    assert_as_exact_as_pytorch(out, lse, call, **given)
 
 
 @NEEDS_COMPILER

@@ -1,8 +1,8 @@
 """The backward pass of attention on CUDA.
 
 A call goes `backward` -> a launch plan, cached per shape -> the driver. Plans are made by `select` (which kernel) and
-the kernel's own module (`hopper`, `two_pass`, `portable`). To add a kernel: a module with the functions of
-`cuda.choice.KernelModule`, a member of `GradientKind`, and a line in `select`.
+the kernel's own module (`hopper`, `two_pass`, `portable`). `cuda.choice.KernelModule` says how to add
+one; its kind is a member of `GradientKind`.
 """
 
 from flashmoe_science.cuda.attention.gradients.backward import backward, explain

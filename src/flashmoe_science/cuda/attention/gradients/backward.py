@@ -41,8 +41,7 @@ def backward(
     """The gradients of attention, as `flashmoe_science.gradients.Backward` says, on PyTorch's current stream.
 
     Nothing is synchronised. Can be captured in a CUDA graph after one call with the same combination of shapes, strides
-    and options. A gradient of the output that is expanded, or whose rows are not contiguous or do not start at
-    multiples of 16 bytes, is copied once.
+    and options. A gradient of the output that the kernels cannot read is copied once.
 
     Args:
         choice: the kernel and configuration to use instead of `select`'s.
@@ -69,7 +68,7 @@ def explain(
 ) -> Choice:
     """Which kernel and configuration the backward pass of a call takes, and why. Launches nothing.
 
-    ``device``: a GPU that need not be there, for tensors of any device, ``meta`` among them; theirs unless given.
+    ``device``: as of `cuda.attention.forward`.
     """
     return select(*asked(query, key, value, causal, softmax_scale, device))
 

@@ -18,7 +18,7 @@ from flashmoe_science.cuda.attention.gradients import wgmma
 from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem, GradientKind
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.launch import Launch, Launcher, LaunchPlan
+from flashmoe_science.cuda.launch import Launch, Launcher, LaunchPlan, loaded
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.cuda.workspace import place
 from flashmoe_science.errors import InputError
@@ -116,16 +116,22 @@ def plan(
             f"{n_blocks} staggered tiles would wait for ever on {device.multiprocessors} multiprocessors"
         )
 
-    launcher = wgmma.launcher_maker(device, allow_defects=allow_defects)
     prepare = wgmma.prepare_launcher(
-        problem, launcher, lanes=tile.lanes, block_m=tile.block_m, pieces=configs.PIECES
+        problem,
+        device,
+        lanes=tile.lanes,
+        block_m=tile.block_m,
+        pieces=configs.PIECES,
+        allow_defects=allow_defects,
     )
 
-    main = launcher(
+    main = loaded(
         main_kernel(tile, problem.dtype),
+        device,
         (min(kv_heads * n_blocks, device.multiprocessors), 1, 1),
         -(-(_MAIN_AT + _MAIN.size + _MAIN_REST.size) // 64) * 64,
         dependent=True,
+        allow_defects=allow_defects,
     )
     rows = problem.num_heads // problem.num_kv_heads * problem.seqlen_q
     _MAIN_REST.pack_into(
@@ -150,11 +156,13 @@ def plan(
     element = problem.dtype.itemsize
     convert = None
     if problem.needs.query and not tile.converts:
-        convert = launcher(
+        convert = loaded(
             convert_kernel(tile, problem.dtype),
+            device,
             (m_blocks, heads, 1),
             _CONVERT.size + _CONVERT_REST.size,
             dependent=True,
+            allow_defects=allow_defects,
         )
         _CONVERT_REST.pack_into(
             convert.buffer,

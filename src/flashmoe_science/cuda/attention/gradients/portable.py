@@ -18,8 +18,7 @@ from flashmoe_science.configs.attention.backward import KeyValueTile, PortableBa
 from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem, GradientKind
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launch, Launcher, LaunchPlan
+from flashmoe_science.cuda.launch import Launch, Launcher, LaunchPlan, loaded
 from flashmoe_science.cuda.workspace import place
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
@@ -90,21 +89,18 @@ def plan(
     if of_keys:
         fields = key_value_fields(problem, configuration.key_value, device)
         steps.append((key_value_kernel(configuration.key_value, dtype, architecture), fields))
-    capturing = torch.cuda.is_current_stream_capturing()
     launchers = [
-        _launcher(kernel, fields, load(kernel, device.index, capturing, allow_defects=allow_defects))
-        for kernel, fields in steps
-        if blocks(fields) > 0
+        _launcher(kernel, fields, device, allow_defects) for kernel, fields in steps if blocks(fields) > 0
     ]
     rows = problem.batch * problem.num_heads * problem.statistics_rows if of_keys else 0
     _, delta, workspace = place(rows * _FLOAT_BYTES, rows * _FLOAT_BYTES)
     return LaunchPlan(_in_order(launchers, delta), workspace)
 
 
-def _launcher(kernel: CudaKernel, fields: tuple[float, ...], function: ctypes.c_void_p) -> Launcher:
+def _launcher(kernel: CudaKernel, fields: tuple[float, ...], device: Device, allow_defects: bool) -> Launcher:
     if blocks(fields) >= _MOST_BLOCKS:
         raise InputError(f"{blocks(fields)} blocks are more than a grid holds; split the batch")
-    launcher = Launcher(function, (blocks(fields), 1, 1), kernel, ARGUMENT_BYTES)
+    launcher = loaded(kernel, device, (blocks(fields), 1, 1), ARGUMENT_BYTES, allow_defects=allow_defects)
     pack_fields(launcher.buffer, fields)
     return launcher
 

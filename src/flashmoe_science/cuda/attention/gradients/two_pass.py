@@ -18,7 +18,7 @@ from flashmoe_science.cuda.attention.gradients import wgmma
 from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem, GradientKind
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.launch import Launch, Launcher, LaunchPlan
+from flashmoe_science.cuda.launch import Launch, Launcher, LaunchPlan, loaded
 from flashmoe_science.cuda.tensor_map import MAP_BYTES
 from flashmoe_science.cuda.workspace import place
 from flashmoe_science.errors import InputError
@@ -109,9 +109,13 @@ def plan(
         if blocks > _MOST_BLOCKS:
             raise InputError(f"{blocks} blocks of rows are more than a grid holds; split the batch")
 
-    launcher = wgmma.launcher_maker(device, allow_defects=allow_defects)
     prepare = wgmma.prepare_launcher(
-        problem, launcher, lanes=configs.LANES, block_m=configs.QUERY_ROWS, pieces=0
+        problem,
+        device,
+        lanes=configs.LANES,
+        block_m=configs.QUERY_ROWS,
+        pieces=0,
+        allow_defects=allow_defects,
     )
     group = problem.num_heads // problem.num_kv_heads
     passes: list[tuple[Launcher, wgmma.Maps]] = []
@@ -119,7 +123,14 @@ def plan(
     def add(kernel: CudaKernel, blocks: int, section: int) -> None:
         # The second pass reads nothing that the first wrote, which starts it once the statistics are there. Alone, it
         # starts once all that came before has ended.
-        started = launcher(kernel, (blocks, 1, 1), _PASS_BYTES, dependent=problem.needs.key)
+        started = loaded(
+            kernel,
+            device,
+            (blocks, 1, 1),
+            _PASS_BYTES,
+            dependent=problem.needs.key,
+            allow_defects=allow_defects,
+        )
         _pack(problem, started, query_blocks * configs.QUERY_ROWS, section)
         maps = wgmma.tensor_maps(
             problem, started, MAP_BYTES, columns=_PANEL, query_rows=configs.ROWS, key_rows=configs.ROWS

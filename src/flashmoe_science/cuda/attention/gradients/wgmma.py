@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 
 import torch
 
@@ -15,8 +14,7 @@ from flashmoe_science.configs.attention.backward_two_pass import TwoPassBackward
 from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem
 from flashmoe_science.cuda.attention.problem import Strides
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launcher
+from flashmoe_science.cuda.launch import Launcher, loaded
 from flashmoe_science.cuda.tensor_map import TensorMap
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import base_architecture
@@ -30,7 +28,6 @@ _STORED = 64  # rows, and columns
 _MOST_HEADS = 65535  # of a grid's second dimension
 Maps = tuple[TensorMap, TensorMap, TensorMap, TensorMap]
 """Of query, key, value and grad_output; re-addressed when their tensor moved."""
-MakeLauncher = Callable[..., Launcher]
 """Of a kernel, its grid and the bytes of its argument; `dependent` as `Launcher` says."""
 
 
@@ -100,18 +97,6 @@ def kernel(
     )
 
 
-def launcher_maker(device: Device, *, allow_defects: bool) -> MakeLauncher:
-    capturing = torch.cuda.is_current_stream_capturing()
-
-    def launcher(
-        kernel: CudaKernel, grid: tuple[int, int, int], argument_bytes: int, *, dependent: bool
-    ) -> Launcher:
-        function = load(kernel, device.index, capturing, allow_defects=allow_defects)
-        return Launcher(function, grid, kernel, argument_bytes, dependent=dependent)
-
-    return launcher
-
-
 def prepare_kernel(dtype: torch.dtype, *, lanes: int, block_m: int, pieces: int) -> CudaKernel:
     """
     Args:
@@ -124,19 +109,26 @@ def prepare_kernel(dtype: torch.dtype, *, lanes: int, block_m: int, pieces: int)
 
 
 def prepare_launcher(
-    problem: BackwardProblem, launcher: MakeLauncher, *, lanes: int, block_m: int, pieces: int
+    problem: BackwardProblem,
+    device: Device,
+    *,
+    lanes: int,
+    block_m: int,
+    pieces: int,
+    allow_defects: bool,
 ) -> Launcher:
     """It waits for all that came before. What comes next may start early, and waits where it reads what this wrote."""
     m_blocks = -(-problem.seqlen_q // block_m)
-    prepare = launcher(
+    prepare = loaded(
         prepare_kernel(problem.dtype, lanes=lanes, block_m=block_m, pieces=pieces),
+        device,
         (
             m_blocks * block_m // (PREPARE_THREADS // lanes * PREPARE_DEPTH),
             problem.batch * problem.num_heads,
             1,
         ),
         PREPARE_BYTES,
-        dependent=False,
+        allow_defects=allow_defects,
     )
     element = problem.dtype.itemsize
     _PREPARE_REST.pack_into(

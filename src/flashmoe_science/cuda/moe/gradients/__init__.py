@@ -1,8 +1,7 @@
 """The backward pass of a mixture of experts on CUDA, and the forward pass that keeps what it needs.
 
 A call goes `backward` -> a plan, cached per shape -> the driver. Plans are made by `select` and by the module of each
-kind. To add a kind: a module with the functions of `cuda.choice.KernelModule`, a member of `MoeBackwardKind`, and a
-line in `select`.
+kind. `cuda.choice.KernelModule` says how to add one: a member of `MoeBackwardKind`.
 """
 
 from flashmoe_science.cuda.moe.gradients.backward import (

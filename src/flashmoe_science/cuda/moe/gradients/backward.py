@@ -68,9 +68,8 @@ def backward(
     """The gradients of a mixture of experts, as `flashmoe_science.moe_gradients.MoeBackward` says, on PyTorch's current
     stream.
 
-    Nothing is synchronised, and what is launched does not depend on the routing. Can be captured in a CUDA graph after
-    one call with the same combination of shapes and options. A gradient of the output that is not contiguous, or does
-    not start at a multiple of 16 bytes, is copied once.
+    As to graphs and copies see `cuda.attention.gradients.backward`. What is launched does not depend on
+    the routing.
 
     Args:
         z: what `forward_keeping` kept; None: it is computed again.
@@ -162,7 +161,7 @@ def explain(
 ) -> Choice:
     """Which kernels and configuration the backward pass of a call takes, and why. Launches nothing.
 
-    ``device``: a GPU that need not be there, for tensors of any device, ``meta`` among them; theirs unless given.
+    ``device``: as of `cuda.attention.forward`.
     """
     problem = _problem(hidden_states, w13, w2, topk_ids, activation, w13_layout, _ALL)
     return select(problem, device_of(hidden_states.get_device()) if device is None else device)

@@ -16,8 +16,7 @@ from flashmoe_science.configs.moe.backward_hopper import MoeHopperBackward
 from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launcher, LaunchPlan, launch_at
+from flashmoe_science.cuda.launch import Launcher, LaunchPlan, launch_at, loaded
 from flashmoe_science.cuda.moe import combine, hopper
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.gradients import bias
@@ -49,8 +48,12 @@ _MOST_TILES = 1 << 30
 def choose(problem: MoeBackwardProblem, device: Device) -> Choice | None:
     if why_not(problem, device) is not None:
         return None
-    tiles = configs.configuration()
-    return Choice(MoeBackwardKind.HOPPER, tiles, "TMA and wgmma products of rows sorted by expert")
+    forward = problem.forward
+    tiles = configs.configuration(forward.rows_per_expert, forward.intermediate, gated=forward.gated)
+    reason = "TMA and wgmma products of rows sorted by expert"
+    if tiles.second.cluster > 1:
+        reason += ", pairs of blocks share the second product's weights"
+    return Choice(MoeBackwardKind.HOPPER, tiles, reason)
 
 
 def why_not(problem: MoeBackwardProblem, device: Device) -> str | None:
@@ -82,17 +85,18 @@ def kernels(architecture: str) -> list[CudaKernel]:
         hopper.kernel(tile, activation, dtype, keeps=True)
         for tile in forward_configs.all_configurations()
         for activation in activations
+        if activation.gated or tile.cluster == 1
         for dtype in dtypes
     ]
     products = [
         kernel
-        for tiles in configs.all_configurations()
         for dtype in dtypes
         for kernel in (
-            *(first_kernel(tiles, activation, dtype) for activation in activations),
-            *(second_kernel(tiles, gated, dtype) for gated in (True, False)),
+            *(first_kernel(configs.WIDE, activation, dtype) for activation in activations),
+            *(second_kernel(configs.WIDE, gated, dtype) for gated in (True, False)),
+            second_kernel(configs.PAIRS, True, dtype),  # the other products are as those of WIDE
             *(
-                weights_kernel(tiles, dtype, second=second, accumulates=accumulates)
+                weights_kernel(configs.WIDE, dtype, second=second, accumulates=accumulates)
                 for second in (True, False)
                 for accumulates in (True, False)
             ),
@@ -135,6 +139,7 @@ def _product_kernel(
         },
         threads_per_block=forward_configs.THREADS,
         dynamic_shared_bytes=tile.shared_bytes,
+        cluster_blocks=tile.cluster,
     )
 
 
@@ -188,7 +193,9 @@ def check(problem: MoeBackwardProblem, configuration: Any) -> None:
         raise InputError(
             f"the Hopper kernels of the backward pass take a MoeHopperBackward, not {configuration!r}"
         )
-    hopper.check(problem.forward, forward_configs.configuration(problem.forward.rows_per_expert))
+    if configuration.first.cluster != 1 or configuration.weights.cluster != 1:
+        raise InputError("pairs of blocks are for the second product of the backward pass alone")
+    hopper.check(problem.forward, hopper.configuration(problem.forward))
     reason = _refusal(problem)
     if reason is not None:
         raise InputError(f"the Hopper kernels of the backward pass do not take it: {reason}")
@@ -317,14 +324,12 @@ class _Make:
         self._parts = 2 if problem.gated else 1
 
     def launcher(self, compiled: CudaKernel, argument_bytes: int, blocks: int | None = None) -> Launcher:
-        function = load(
-            compiled,
-            self._device.index,
-            torch.cuda.is_current_stream_capturing(),
-            allow_defects=self._allow_defects,
+        if blocks is None:
+            blocks = self._device.multiprocessors // compiled.cluster_blocks * compiled.cluster_blocks
+        size = -(-argument_bytes // 64) * 64
+        return loaded(
+            compiled, self._device, (blocks, 1, 1), size, dependent=True, allow_defects=self._allow_defects
         )
-        grid = (self._device.multiprocessors if blocks is None else blocks, 1, 1)
-        return Launcher(function, grid, compiled, -(-argument_bytes // 64) * 64, dependent=True)
 
     def _rows_map(self, launcher: Launcher, at: int, columns: int, box_rows: int) -> TensorMap:
         """Of sorted rows."""
@@ -341,7 +346,7 @@ class _Make:
     def first_product(self) -> Callable[..., None]:
         """That of the forward pass, which keeps."""
         problem = self._problem
-        tile = forward_configs.configuration(problem.rows_per_expert)
+        tile = hopper.configuration(problem)
         return hopper.FirstProduct(problem, tile, self._device, allow_defects=self._allow_defects).launch
 
     def gradient_of_kept(self, tiles: MoeHopperBackward) -> Callable[..., None]:

@@ -21,8 +21,7 @@ from flashmoe_science.configs.moe.backward_portable import BackwardTile, MoePort
 from flashmoe_science.configs.moe.portable import ProductTile
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launcher, LaunchPlan, launch_at
+from flashmoe_science.cuda.launch import Launcher, LaunchPlan, launch_at, loaded
 from flashmoe_science.cuda.moe import combine, portable
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.gradients import bias
@@ -351,14 +350,15 @@ class _Make:
     def _launcher(
         self, compiled: CudaKernel, argument_bytes: int, blocks: int, *, dependent: bool = False
     ) -> Launcher:
-        function = load(
+        size = -(-argument_bytes // 64) * 64
+        return loaded(
             compiled,
-            self._device.index,
-            torch.cuda.is_current_stream_capturing(),
+            self._device,
+            (blocks, 1, 1),
+            size,
+            dependent=dependent,
             allow_defects=self._allow_defects,
         )
-        size = -(-argument_bytes // 64) * 64
-        return Launcher(function, (blocks, 1, 1), compiled, size, dependent=dependent)
 
     def dependent(self, compiled: CudaKernel, argument_bytes: int, blocks: int) -> Launcher:
         """Of a kernel that waits for the one before it, where that can be."""

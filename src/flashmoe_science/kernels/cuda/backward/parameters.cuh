@@ -1,6 +1,5 @@
 // The arguments of the attention backward kernels that read their tensors through plain pointers: one struct for all of
-// them, passed by value; the host packs it field by field in this order (all pointers first, then 64-bit, then 32-bit
-// fields).
+// them, which the host packs field by field in this order: pointers, 64-bit, 32-bit.
 //
 // P = 2^(scale_log2 Q Kᵀ - lse_log2), dP = dO Vᵀ, dS = P ∘ (dP - delta); then dV = Pᵀ dO, dQ = scale dS K and
 // dK = scale dSᵀ Q (Dao, FlashAttention-2, 2023). `delta` is rowsum(O ∘ dO), less the gradient of the log-sum-exp.

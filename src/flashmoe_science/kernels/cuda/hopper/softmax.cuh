@@ -13,8 +13,7 @@ __device__ __forceinline__ float exponential(float x) { return NO_EXPONENTIALS ?
 // Scores become probabilities relative to a reference: exp2(score * scale - reference). Any reference gives the same
 // quotient in the end, as long as nothing overflows; so the first block's maximum serves until a row's probabilities
 // grow past LIMIT, and most blocks need no maximum at all (`try_step`). Weights of up to 2^15 leave bf16 values room up to
-// about 2^113 / keys; above, P V may overflow where the quotient would not. FlashAttention-4's lazy rescaling keeps the
-// reference likewise, but still takes each block's maximum, a fifth of the softmax's instructions.
+// about 2^113 / keys. FlashAttention-4's lazy rescaling still takes each block's maximum, a fifth of the instructions.
 struct Softmax {
     static constexpr float LIMIT = 32768.f;  // the probabilities must fit fp16
 

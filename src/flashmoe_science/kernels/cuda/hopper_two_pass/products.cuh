@@ -2,6 +2,7 @@
 #pragma once
 
 #include "hopper_two_pass/parameters.cuh"
+#include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace two_pass {
@@ -75,6 +76,22 @@ __device__ __forceinline__ void store_rows(const float (&sum)[HEAD_DIM / 2], flo
             }
         }
     }
+}
+
+// All threads of a block: its shared memory, whose barriers are ready. `initialise` is the kernel's.
+template <class Shared>
+__device__ __forceinline__ Shared begin(const Parameters& p, uint32 raw, int warp) {
+    // Dynamic shared memory is only guaranteed to start on 16 bytes; the launch asks for 1024 more.
+    const Shared shared{(raw + 1023) & ~1023u};
+    if (warp == 0 && ptx::elect_lane()) {
+        ptx::prefetch_map(p.query);
+        ptx::prefetch_map(p.key);
+        ptx::prefetch_map(p.value);
+        ptx::prefetch_map(p.grad_output);
+        initialise(shared);
+    }
+    __syncthreads();
+    return shared;
 }
 
 }  // namespace two_pass

@@ -30,6 +30,8 @@ struct WeightsParameters {
     int part_step;  // rows of w13 from the first gate row to the first up row
 };
 
+__device__ __forceinline__ void prefetch_maps(const WeightsParameters& p) { ptx::prefetch_map(p.rows); }
+
 struct WeightsTile {
     int expert;  // negative: there are no more tiles
     int gathered;
@@ -52,12 +54,11 @@ __device__ __forceinline__ WeightsTile located(const WeightsParameters& p, const
 
 struct WeightsDrawer {
     Ring<TILE_SLOTS> ring;
-    int ticket = blockIdx.x;  // the first thread's counts
+    Tickets tickets;
 
     // By the whole first warp.
     __device__ __forceinline__ Tile next(const WeightsParameters& p, const Shared& shared) {
-        const int drawn = __shfl_sync(0xffffffff, ticket, 0);
-        if (threadIdx.x == 0) ticket = atomicAdd(p.ticket, 1) + static_cast<int>(gridDim.x);
+        const int drawn = tickets.next(p.ticket, shared, 0);
         const int tiles = p.gathered_tiles * p.sorted_tiles;
         Tile tile{drawn / tiles, 0, 0, 0};
         if (tile.expert < p.experts) {
@@ -67,9 +68,7 @@ struct WeightsDrawer {
         } else {
             tile.expert = -1;
         }
-        ptx::mbarrier_wait(shared.tile_empty(ring.stage), ring.parity ^ 1);
-        if (threadIdx.x == 0) publish(shared, ring, tile);
-        ring.advance();
+        publish(shared, ring, tile);
         return tile;
     }
 };

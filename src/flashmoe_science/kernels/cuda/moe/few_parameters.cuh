@@ -5,7 +5,7 @@
 // that a lane holds both factors of an output; otherwise 16 rows in a row.
 //
 // Macros of all of them: WARPS, M_TILES (tiles of a warp at a time), N_TILES (its columns of 8 tokens), K_STEPS (of 32
-// elements, of a stage), STAGES (of the ring), DEPENDENT (launched with programmatic stream serialization, sm_90),
+// elements, of a stage), STAGES (of the ring), DEPENDENT (ptx/dependent_launch.cuh),
 // MAX_SLOTS (bound of tokens * top_k), DIRECT (few_routing.cuh), ACTIVATION (activation.cuh; 0 for the
 // second product), BIASED (1: the product has a bias; may be left out) and those of types.cuh.
 #pragma once

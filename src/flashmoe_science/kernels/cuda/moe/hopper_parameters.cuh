@@ -5,11 +5,17 @@
 #include "ptx/tma.cuh"
 #include "types.cuh"
 
+#if CLUSTER > 1
+#define BLOCKS_OF_A_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define BLOCKS_OF_A_CLUSTER
+#endif
+
 namespace moe {
 
-// Macros from the configuration (configs/moe/hopper.py): TOKENS, STEP, STAGES, GATHER, ACTIVATION; from the kernel: BACKWARD
-// (1: weights lie across, as panels of 64 of the columns that become the product's rows) and THROUGH_SHARED (1: results leave
-// through shared memory).
+// Macros from the configuration (configs/moe/hopper.py): TOKENS, STEP, STAGES, CLUSTER, GATHER, ACTIVATION; from the kernel:
+// BACKWARD (1: weights lie across, as panels of 64 of the columns that become the product's rows) and THROUGH_SHARED (1:
+// results leave through shared memory).
 constexpr int WARPGROUP = 128;
 constexpr int CONSUMERS = 2;
 constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
@@ -29,6 +35,8 @@ constexpr int PRODUCER_REGISTERS = GATHER && !THROUGH_SHARED ? 56 : 40;
 constexpr int CONSUMER_REGISTERS = GATHER && !THROUGH_SHARED ? 224 : 232;
 static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 3 * 168,
               "register pool exceeded: setmaxnreg.inc would wait for ever");
+static_assert(CLUSTER == 1 || CLUSTER == 2, "one block, or two that share what TMA loads");
+static_assert(CLUSTER == 1 || !(BACKWARD && GATHER), "of the backward pass, the second product alone");
 static_assert(TOKENS % STEP == 0 && STEP % 16 == 0, "widths are multiples of 16 rows, which are gathered at a time");
 
 // The narrowest tile: where experts have fewer rows, their weights' bytes take longer than the product, and every width
@@ -37,7 +45,7 @@ constexpr int LEAST = TOKENS > 64 ? 64 : 32;
 
 #if !BACKWARD
 struct Parameters {
-    ptx::TensorMap weights;  // boxes of 256 rows; of 128 gate and 128 up rows where gated
+    ptx::TensorMap weights;  // boxes of 256 / CLUSTER rows; half of them gate, half up rows where gated
     ptx::TensorMap rows;     // without GATHER: the sorted rows, in boxes of STEP
     const char* tokens;      // with GATHER: the rows that slots stand for, `top_k` slots each
     uint16* output;          // (slots, columns): with GATHER in sorted order, without by slot

@@ -16,37 +16,43 @@ __device__ __forceinline__ int part_inner(const Parameters& p) { return (p.inner
 __device__ __forceinline__ int part_of(const Parameters& p, int k) { return PARTS == 2 && k >= part_inner(p) ? 1 : 0; }
 __device__ __forceinline__ int inner_end(const Parameters& p) { return PARTS == 2 ? 2 * part_inner(p) : p.inner; }
 
+__device__ __forceinline__ void prefetch_maps(const Parameters& p) {
+    ptx::prefetch_map(p.weights);
+    if (BACKWARD || !GATHER) ptx::prefetch_map(p.rows);
+}
+
 // Draws the block's next tile, by a ticket drawn one ahead, and publishes it. Called by the whole first warp.
 struct Drawer {
     Cursor cursor;
     Ring<TILE_SLOTS> ring;
-    int ticket = blockIdx.x;  // the first thread's counts
+    Tickets tickets;
+    int rank = rank_in_cluster();
 
     __device__ __forceinline__ Tile next(const Parameters& p, const Shared& shared) {
-        const int drawn = __shfl_sync(0xffffffff, ticket, 0);
-        if (threadIdx.x == 0) ticket = atomicAdd(p.ticket, 1) + static_cast<int>(gridDim.x);
-        const Tile tile = cursor.find(p, drawn);
-        ptx::mbarrier_wait(shared.tile_empty(ring.stage), ring.parity ^ 1);
-        if (threadIdx.x == 0) publish(shared, ring, tile);
-        ring.advance();
+        const Tile tile = cursor.find(p, tickets.next(p.ticket, shared, rank), rank);
+        publish(shared, ring, tile);
         return tile;
     }
 };
 
 __device__ __forceinline__ int padded(int count) { return max(LEAST, (count + STEP - 1) / STEP * STEP); }
 
-__device__ __forceinline__ void load_weights(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k) {
+// This block's share of the weights, for all blocks of the cluster.
+__device__ __forceinline__ void load_weights(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int k,
+                                             int rank) {
+    constexpr int ROWS = WEIGHT_ROWS / CLUSTER;
+    const uint32 to = shared.weights(stage) + rank * (WEIGHT_BYTES / CLUSTER);
+    const int share = tile.weight_tile * CLUSTER + rank;
     if constexpr (BACKWARD) {
         const int part = part_of(p, k);
-        for (int panel = 0; panel < PANELS; ++panel) {
-            ptx::tma_load(p.weights, shared.weights(stage) + panel * PANEL_BYTES, shared.full(stage),
-                          tile.weight_tile * WEIGHT_ROWS + panel * PANEL_COLUMNS, k - part * part_inner(p), part, tile.expert);
+        for (int panel = 0; panel < PANELS / CLUSTER; ++panel) {
+            load_for_cluster(p.weights, to + panel * PANEL_BYTES, shared.full(stage), share * ROWS + panel * PANEL_COLUMNS,
+                             k - part * part_inner(p), part, tile.expert);
         }
     } else if constexpr (kPaired) {
-        ptx::tma_load(p.weights, shared.weights(stage), shared.full(stage), k, 0, 0, tile.weight_tile * (WEIGHT_ROWS / 32),
-                      tile.expert);
+        load_for_cluster(p.weights, to, shared.full(stage), k, 0, 0, share * (ROWS / 32), tile.expert);
     } else {
-        ptx::tma_load(p.weights, shared.weights(stage), shared.full(stage), k, tile.weight_tile * WEIGHT_ROWS, tile.expert);
+        load_for_cluster(p.weights, to, shared.full(stage), k, share * ROWS, tile.expert);
     }
 }
 
@@ -82,7 +88,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     const int row_chunks = p.inner / 8;
     while (true) {
         const Tile tile = warp == 0 ? drawer.next(p, shared) : next_tile(shared, tiles);
-        if (tile.count == 0) return;
+        if (tile.count == NO_TILE) return;
         int token[PASSES];  // -1: no such row
 #pragma unroll
         for (int i = 0; i < PASSES; ++i) {
@@ -95,7 +101,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
             ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             if (threadIdx.x == 0) {
                 ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES);
-                load_weights(p, shared, ring.stage, tile, k);
+                load_weights(p, shared, ring.stage, tile, k, drawer.rank);
             }
             __syncwarp();
             const uint32 to = shared.tokens(ring.stage) + place;
@@ -143,11 +149,11 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     Ring<STAGES> ring;
     Tile tile = drawer.next(p, shared);
     const uint32 bytes = WEIGHT_BYTES + padded(tile.count) * ROW_BYTES;
-    const int ahead = tile.count == 0 ? 0 : min(inner_end(p), STAGES * INNER);
+    const int ahead = tile.count == NO_TILE ? 0 : min(inner_end(p), STAGES * INNER);
     if (threadIdx.x == 0) {
         for (int k = 0; k < ahead; k += INNER) {
             ptx::mbarrier_expect_bytes(shared.full(k / INNER), bytes);
-            load_weights(p, shared, k / INNER, tile, k);
+            load_weights(p, shared, k / INNER, tile, k, drawer.rank);
         }
     }
     __syncwarp();
@@ -157,12 +163,12 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     }
     __syncwarp();
     for (int k = 0; k < ahead; k += INNER) ring.advance();
-    for (int first = ahead; tile.count != 0; first = 0) {
+    for (int first = ahead; tile.count != NO_TILE; first = 0) {
         for (int k = first; k < inner_end(p); k += INNER) {
             ptx::mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
             if (threadIdx.x == 0) {
                 ptx::mbarrier_expect_bytes(shared.full(ring.stage), WEIGHT_BYTES + padded(tile.count) * ROW_BYTES);
-                load_weights(p, shared, ring.stage, tile, k);
+                load_weights(p, shared, ring.stage, tile, k, drawer.rank);
                 load_rows(p, shared, ring.stage, tile, k);
             }
             __syncwarp();

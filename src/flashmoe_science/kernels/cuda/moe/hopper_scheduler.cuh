@@ -8,11 +8,14 @@ namespace moe {
 // How many tiles of rows share the weights that pass by, before the next such group begins: both stay in L2.
 constexpr int GROUP = 16;
 
+constexpr int CLUSTER_TOKENS = TOKENS * CLUSTER;
+
 // An expert's rows are shared out evenly, in steps that waste nothing: a narrow tile moves nearly as many bytes as a wide
 // one, for less work.
 __device__ __forceinline__ int rows_per_tile(int count) {
-    const int tiles = max(1, (count + TOKENS - 1) / TOKENS);
-    return ((count + tiles - 1) / tiles + STEP - 1) / STEP * STEP;
+    constexpr int step = STEP * CLUSTER;
+    const int tiles = max(1, (count + CLUSTER_TOKENS - 1) / CLUSTER_TOKENS);
+    return ((count + tiles - 1) / tiles + step - 1) / step * step;
 }
 
 __device__ __forceinline__ int tiles_of(int count) {
@@ -20,12 +23,13 @@ __device__ __forceinline__ int tiles_of(int count) {
     return (count + rows - 1) / rows;
 }
 
-// Tickets only grow, so a block walks through the experts once. Called by a whole warp.
+// Tickets only grow, so a block walks through the experts once. A ticket is a cluster's: its blocks take the same weights, and
+// share the rows evenly. Called by a whole warp.
 struct Cursor {
     int first_expert = 0;  // of the 32 looked at
     int before = 0;        // tiles of all experts before them
 
-    __device__ __forceinline__ Tile find(const Parameters& p, int ticket) {
+    __device__ __forceinline__ Tile find(const Parameters& p, int ticket, int rank) {
         const int lane = threadIdx.x % 32;
         while (first_expert < p.experts) {
             const int expert = first_expert + lane;
@@ -59,12 +63,17 @@ struct Cursor {
                 const int skipped = (group * GROUP + rest - tile.weight_tile * width) * per_tile;
                 tile.first = __shfl_sync(0xffffffff, begin, found) + skipped;
                 tile.count = min(per_tile, rows_in_all - skipped);
+                if constexpr (CLUSTER == 2) {
+                    const int half = (tile.count + 1) / 2;
+                    tile.first += rank * half;
+                    tile.count = rank == 0 ? half : tile.count - half;
+                }
                 return tile;
             }
             before += __shfl_sync(0xffffffff, through, 31);
             first_expert += 32;
         }
-        return {0, 0, 0, 0};
+        return {0, 0, 0, NO_TILE};
     }
 };
 

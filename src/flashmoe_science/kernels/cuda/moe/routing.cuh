@@ -5,7 +5,7 @@
 // expert. Ids outside [0, experts) are left out. No atomics decide an order.
 //
 // Compile-time configuration: CAPACITY (of experts, a power of two), WARPS, LOADS (slots of a thread), IDS64, DEPENDENT
-// (programmatic dependent launch, sm_90 and later).
+// (ptx/dependent_launch.cuh).
 #pragma once
 #include "types.cuh"
 

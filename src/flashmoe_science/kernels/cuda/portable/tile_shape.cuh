@@ -1,6 +1,7 @@
 // What follows from the tile of a kernel that multiplies with mma.sync. Macros: HEAD_DIM and VALUE_DIM (HEAD_DIM unless
 // given), BLOCK_M, BLOCK_N, WARPS, MIN_BLOCKS, QUERY_STEPS: see attention_portable.cu.
 #pragma once
+#include "launch_bounds.cuh"
 #include "swizzle.cuh"
 #include "types.cuh"
 
@@ -27,9 +28,3 @@ constexpr int kValueBytes = BLOCK_N * V::kRowBytes;
 static_assert(HEAD_DIM % 16 == 0 && VALUE_DIM % 16 == 0 && BLOCK_N % 16 == 0 && BLOCK_M == kWarpRows * WARPS, "tiles of 16");
 static_assert(VALUE_DIM <= HEAD_DIM, "the output passes through the query's part of shared memory");
 static_assert(MMA_K == 16 || !ELEMENT_BF16, "bfloat16 needs m16n8k16");
-
-#if MIN_BLOCKS > 0
-#define LAUNCH_BOUNDS __launch_bounds__(kThreads, MIN_BLOCKS)
-#else
-#define LAUNCH_BOUNDS __launch_bounds__(kThreads)
-#endif

@@ -1,4 +1,5 @@
-// Programmatic dependent launch (sm_90 and later): a kernel may start before its predecessor in the stream ends.
+// Programmatic dependent launch (sm_90 and later): a kernel may start before its predecessor in the stream ends. DEPENDENT
+// (macro of kernels): 1: it is launched so.
 #pragma once
 #include "types.cuh"
 

@@ -13,6 +13,7 @@ from emulated_launches import EmulatedMap
 from problems import H200
 
 from flashmoe_science.configs.attention.backward_hopper import HopperBackward
+from flashmoe_science.cuda import launch
 from flashmoe_science.cuda.attention.gradients import hopper, wgmma
 from flashmoe_science.cuda.attention.gradients.backward import _problem
 from flashmoe_science.cuda.attention.problem import strides_of
@@ -45,8 +46,8 @@ class RowsLauncher:
 
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wgmma, "load", lambda *arguments, **options: None)
-    monkeypatch.setattr(wgmma, "Launcher", RowsLauncher)
+    monkeypatch.setattr(launch, "load", lambda *arguments, **options: None)
+    monkeypatch.setattr(launch, "Launcher", RowsLauncher)
     monkeypatch.setattr(wgmma, "TensorMap", EmulatedMap)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 

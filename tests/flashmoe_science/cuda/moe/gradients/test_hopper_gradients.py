@@ -52,10 +52,29 @@ BACKWARD = MoeBackwardProblem(PROBLEM, ALL, kept=True)
 
 def test_takes_what_the_forward_kernels_take() -> None:
     choice = select(BACKWARD, H200)
-    assert (choice.kernel, choice.configuration) == (MoeBackwardKind.HOPPER, configs.WIDE)
+    assert (choice.kernel, choice.configuration) == (MoeBackwardKind.HOPPER, configs.PAIRS)
     for device in (replace(H200, architecture="sm_80"), replace(H200, nvrtc=(12, 8))):
         with pytest.raises(NoKernelError, match="no mixture-of-experts kernel of the backward pass takes"):
             select(BACKWARD, device)
+
+
+@pytest.mark.parametrize(
+    ("change", "tiles"),
+    [
+        ({"intermediate": 4096}, configs.PAIRS),
+        ({"intermediate": 4112}, configs.WIDE),  # mixtral's 14,336 was slower in pairs
+        ({"tokens": 4095}, configs.WIDE),
+        ({"activation": Activation.RELU2_NO_MUL}, configs.WIDE),
+    ],
+)
+def test_pairs_of_blocks_where_they_were_raced_and_won(
+    change: dict[str, object], tiles: MoeHopperBackward
+) -> None:
+    changed = replace(PROBLEM, **change)  # type: ignore[arg-type]
+    choice = hopper.choose(replace(BACKWARD, forward=changed), H200)
+    assert choice is not None
+    assert choice.configuration == tiles
+    assert ("pairs of blocks" in choice.reason) == (tiles == configs.PAIRS)
 
 
 def test_autograd_takes_it_where_it_was_verified(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +86,10 @@ def test_autograd_takes_it_where_it_was_verified(monkeypatch: pytest.MonkeyPatch
 def test_what_it_refuses() -> None:
     with pytest.raises(InputError, match="take a MoeHopperBackward, not 3"):
         hopper.check(BACKWARD, 3)
+    for product in ("first", "weights"):
+        pairs = replace(getattr(configs.WIDE, product), cluster=2)
+        with pytest.raises(InputError, match="for the second product of the backward pass alone"):
+            hopper.check(BACKWARD, replace(configs.WIDE, **{product: pairs}))
     huge = replace(PROBLEM, experts=30000, hidden=1 << 20, intermediate=1 << 18)
     assert hopper.choose(replace(BACKWARD, forward=huge), H200) is None
 
@@ -77,9 +100,17 @@ def test_everything_is_built_ahead_and_fits(monkeypatch: pytest.MonkeyPatch) -> 
     for kernel in built.values():
         check_block(kernel.label, "sm_90", kernel.threads_per_block, kernel.dynamic_shared_bytes)
     for activation in set(Activation) - {Activation.GELU_NO_MUL}:  # refused: it would spill
-        assert hopper.first_kernel(configs.configuration(), activation, torch.float16).label in built
-        for tile in forward_configs.all_configurations():
-            assert forward.kernel(tile, activation, torch.bfloat16, keeps=True).label in built
+        problem = replace(PROBLEM, activation=activation)
+        for each in (problem, replace(problem, tokens=2048), replace(problem, tokens=64)):
+            choice = hopper.choose(replace(BACKWARD, forward=each), H200)
+            assert choice is not None
+            for kernel in (
+                hopper.first_kernel(choice.configuration, activation, torch.float16),
+                hopper.second_kernel(choice.configuration, activation.gated, torch.float16),
+                hopper.weights_kernel(choice.configuration, torch.float16, second=True, accumulates=False),
+                forward.kernel(forward.configuration(each), activation, torch.bfloat16, keeps=True),
+            ):
+                assert kernel.label in built
     assert hopper.kernels("sm_80") == []
 
 
@@ -102,6 +133,13 @@ TILES = [pytest.param(configs.WIDE, id="wide"), pytest.param(NARROW, id="narrow"
 def test_the_gradients_of_products_compile(tiles: MoeHopperBackward) -> None:
     """Spills and serialised wgmma raise."""
     compile_kernel(hopper.first_kernel(tiles, Activation.SILU, torch.bfloat16))
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.slow
+def test_the_second_product_compiles_in_pairs() -> None:
+    """Spills and serialised wgmma raise."""
+    compile_kernel(hopper.second_kernel(configs.PAIRS, True, torch.bfloat16))
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -230,6 +268,39 @@ def test_tiles_of_other_sizes_have_the_same_bits(hidden: int, intermediate: int)
     for gradient, expected in zip(
         emulated.backward(grad_output, problem, tiles=NARROW)[:4], usual, strict=True
     ):
+        assert gradient is not None
+        assert expected is not None
+        assert torch.equal(gradient, expected)
+
+
+PAIR = MoeHopperConfiguration(tokens=64, step=32, stages=4, cluster=2)
+PAIRS = replace(NARROW, second=PAIR)
+
+
+@NEEDS_COMPILER
+@pytest.mark.usefixtures("emulated_launches")
+@pytest.mark.parametrize(
+    ("hidden", "intermediate", "activation"),
+    [
+        (80, 272, Activation.SWIGLU_OAI),
+        pytest.param(528, 80, Activation.RELU2_NO_MUL, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("copies_late", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_pairs_of_blocks_have_the_same_bits(
+    hidden: int, intermediate: int, activation: Activation, copies_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts of several pairs of tiles, of one row, whose second block has none, and of no rows."""
+    monkeypatch.setattr(EmulatedLauncher, "copies_late", copies_late)
+    ids = torch.tensor([[0, 3]] * 90 + [[1, 3]] + [[3, -1]] * 9, dtype=torch.int32)
+    emulated, grad_output = emulate(100, hidden, intermediate, 4, 2, activation=activation, ids=ids)
+    output, z = emulated.output.clone(), emulated.z.clone()
+    problem = MoeBackwardProblem(emulated.problem, ALL, kept=True)
+    usual = emulated.backward(grad_output, problem)[:4]
+    pairs = Emulated(emulated.moe, emulated.problem, blocks=5)
+    assert torch.equal(pairs.forward(PAIR), output)
+    assert torch.equal(pairs.z.view(torch.int16), z.view(torch.int16))
+    for gradient, expected in zip(pairs.backward(grad_output, problem, tiles=PAIRS)[:4], usual, strict=True):
         assert gradient is not None
         assert expected is not None
         assert torch.equal(gradient, expected)

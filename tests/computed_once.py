@@ -24,8 +24,8 @@ _KEPT = 4
 """Results of each function, the last that were asked for."""
 
 
-def computed_once(reference: Callable[P, R]) -> Callable[P, R]:
-    """The same function, of which a few results are kept by the values of what they were computed from.
+def computed_once(reference: Callable[P, R], count: int = _KEPT) -> Callable[P, R]:
+    """The same function, of which the last ``count`` results are kept by the values of what they were computed from.
 
     Tensors are kept by their bits, layouts and dtypes. What autograd records, or is on a device, is computed again. A
     caller may write to what it is given.
@@ -42,7 +42,7 @@ def computed_once(reference: Callable[P, R]) -> Callable[P, R]:
             kept.move_to_end(key)
         else:
             kept[key] = reference(*arguments, **options)
-            if len(kept) > _KEPT:
+            if len(kept) > count:
                 kept.popitem(last=False)
         return trees.tree_map_only(torch.Tensor, torch.clone, kept[key])  # type: ignore[no-any-return]
 

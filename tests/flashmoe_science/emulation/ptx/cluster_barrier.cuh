@@ -1,0 +1,11 @@
+// Blocks of a cluster: what one does to another is done as that one. An address in another block has its rank in the top byte.
+#pragma once
+#include "ptx/mbarrier.cuh"
+namespace ptx {
+inline uint32 cluster_rank() { return rank_; }
+inline uint32 in_block(uint32 address, uint32 rank) { return rank << 24 | address; }
+template <class Do> void as_block(uint32 rank, Do act) { Block* own = block_; block_ = cluster_->blocks[rank].get(); act(); block_ = own; }
+inline void mbarrier_arrive_at(uint32 barrier) { as_block(barrier >> 24, [&] { mbarrier_arrive(barrier & 0xffffff); }); }
+inline void post(uint32 address, uint32 barrier, int value) { as_block(address >> 24, [&] { memcpy(block_->arena.data() + (address & 0xffffff), &value, 4); mbarrier_complete(barrier & 0xffffff, 4); }); }
+inline void cluster_sync() { cluster_->bar.arrive_and_wait(); }
+}
