@@ -82,13 +82,18 @@ def compile_emulation(kernel: CudaKernel, parameters: str, *, copies_late: bool 
 
 
 def compile_clusters(kernel: CudaKernel) -> ctypes.CDLL:
-    """A library whose `run(arguments, x, y, z, last_first)` runs a grid of a kernel that takes `Parameters` in clusters.
+    """A library whose `run(arguments, x, y, z, last_first)` runs a grid of a kernel with `Parameters` in clusters.
 
     Each CUDA thread is a fiber, and each block has shared variables of its own, behind its dynamic shared memory.
     """
     text = (KERNEL_DIRECTORY / kernel.source).read_text().replace(_DYNAMIC_SHARED, _ARENA)
     text = _SHARED.sub(r"auto& \2 = *shared_alloc<\1\3>();", text)
-    macros = {**kernel.macros, "NATIVE_REDUX": 0, "KERNEL": kernel.function, "DYNAMIC_BYTES": kernel.dynamic_shared_bytes}
+    macros = {
+        **kernel.macros,
+        "NATIVE_REDUX": 0,
+        "KERNEL": kernel.function,
+        "DYNAMIC_BYTES": kernel.dynamic_shared_bytes,
+    }
     return _compiled(kernel.function, text + (EMULATION / "launch_clusters.inc").read_text(), macros)
 
 

@@ -115,7 +115,9 @@ def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeC
     sets = sizes.batch * problem.num_kv_heads * -(-rows // usual.rows)
     return replace(
         usual,
-        cluster=1 if problem.split_keys else configs.cluster_for(device.architecture, sets, device.multiprocessors),
+        cluster=1
+        if problem.split_keys
+        else configs.cluster_for(device.architecture, sets, sizes.max_seqlen_k, device.multiprocessors),
         chunk=problem.chunk > 0,
         hidden_tiles=hidden,
         tree=problem.tree,
@@ -161,11 +163,7 @@ def kernel(configuration: DecodeConfiguration, dtype: torch.dtype, architecture:
             **({"HIDDEN_TILES": 1} if configuration.hidden_tiles else {}),
             **({"TREE": 1} if configuration.tree else {}),
             **({"PAIRS": 1} if configuration.pairs else {}),
-            **(
-                {"CLUSTER": configuration.cluster, "CLUSTER_TILES": configs.TILES_OF_MEETING}
-                if configuration.cluster > 1
-                else {}
-            ),
+            **({"CLUSTER": configuration.cluster} if configuration.cluster > 1 else {}),
             "SCORE_CHANGES": int(configuration.score_changes),
             "DEPENDENT": int(configuration.dependent),
             "QUERY_BF16": int(dtype == torch.bfloat16),
@@ -204,7 +202,7 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
     def run(tensors: Tensors, sizes: Sizes) -> None:
         stream = raw_stream(index)
         capturing = stream != 0 and is_capturing()
-        key = sizes.max_seqlen_q, min(sizes.batch, most)
+        key = _key(sizes, most)
         ready = own.ready.get(key)
         if ready is None:
             ready = own.ready[key] = _make_ready(own, problem, sizes, device, capturing)
@@ -228,7 +226,7 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
         ready.launcher.start(stream)
 
     def repeat(tensors: Tensors, sizes: Sizes, own_output: bool) -> Repeat | None:
-        ready = own.ready.get((sizes.max_seqlen_q, min(sizes.batch, most)))
+        ready = own.ready.get(_key(sizes, most))
         if ready is None or problem.split_keys:
             return None
         return _repeat(problem, ready, tensors, sizes, index, run, own_output)
@@ -324,9 +322,14 @@ class _OfThread(threading.local):
     """Launchers have a buffer that is read during the launch, so each thread has its own."""
 
     def __init__(self) -> None:
-        self.ready: dict[tuple[int, int], _Ready] = {}
-        """By query tokens and by sequences, where these are fewer than multiprocessors."""
+        self.ready: dict[tuple[int, int, bool], _Ready] = {}
+        """By `_key`."""
         self.launchers: dict[DecodeConfiguration, Launcher] = {}
+
+
+def _key(sizes: Sizes, multiprocessors: int) -> tuple[int, int, bool]:
+    """What the configuration of a problem's calls depends on."""
+    return sizes.max_seqlen_q, min(sizes.batch, multiprocessors), sizes.max_seqlen_k <= configs.SHORT
 
 
 def _make_ready(own: _OfThread, problem: Problem, sizes: Sizes, device: Device, capturing: bool) -> _Ready:
@@ -345,7 +348,7 @@ def _make_launcher(
     grid = device.multiprocessors
     if configuration.cluster > 1:
         grid = configuration.cluster * clusters_at_once(function, compiled)
-    team = team_for(problem)
+    team = 1 if problem.split_keys else configs.team_for(problem.num_kv_heads, grid)
     grid -= grid % math.lcm(configuration.cluster, team)
     launcher = Launcher(function, (grid, 1, 1), compiled, ARGUMENT_BYTES, dependent=configuration.dependent)
     write_plan(launcher.buffer, problem, grid, team)
@@ -398,11 +401,6 @@ def workspace_bytes(problem: Problem, sizes: Sizes, configuration: DecodeConfigu
             "give a larger split_keys, or closer bounds"
         )
     return pieces * slot
-
-
-def team_for(problem: Problem) -> int:
-    """Blocks that go through the same keys side by side, each for its heads."""
-    return 1
 
 
 def write_plan(buffer: Any, problem: Problem, grid: int, team: int) -> None:

@@ -126,9 +126,6 @@ attention_decode(const __grid_constant__ Parameters p) {
 #endif
 #if DEPENDENT
     wait_for_predecessor();
-#if EARLY
-    allow_successor();
-#endif
 #endif
     if (warp == 0) {
         begin_share(p, cursor[0], lane);

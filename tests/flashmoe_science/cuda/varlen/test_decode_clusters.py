@@ -1,4 +1,4 @@
-"""Sets of rows that a cluster's blocks share through their shared memory: the decode kernel's own source on the CPU."""
+"""Blocks of a cluster that share a set of rows, and teams of blocks: the decode kernel's own source on the CPU."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 from varlen_cases import Shape, bounds, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch
 
+from flashmoe_science.configs.attention import decode as configs
+
 
 @settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 400)), min_size=0, max_size=8),
     page_size=st.sampled_from([0, 1, 16]),
-    cluster=st.sampled_from([2, 8]),
-    clusters=st.integers(1, 17),
-    heads=st.sampled_from([(4, 2), (2, 1)]),
+    cluster=st.sampled_from([1, 2, 8]),
+    team=st.sampled_from([1, 2, 4]),
+    fours=st.integers(1, 17),
+    heads=st.sampled_from([(8, 4), (4, 4)]),
     window=st.sampled_from([(-1, -1), (3, -1), (130, 5)]),
     sinks=st.booleans(),
     data=st.integers(0, 1000),
@@ -28,7 +31,8 @@ def test_any_batch(
     lengths: list[tuple[int, int]],
     page_size: int,
     cluster: int,
-    clusters: int,
+    team: int,
+    fours: int,
     heads: tuple[int, int],
     window: tuple[int, int],
     sinks: bool,
@@ -40,5 +44,33 @@ def test_any_batch(
     if sinks:
         call["sinks"] = 3 * torch.randn(heads[0], generator=torch.Generator().manual_seed(data))
     chosen = {"window": window}
-    out, lse = run_on_cpu(call, options(**chosen), (4, 400), cluster * clusters, cluster=cluster)
+    grid = fours * max(4, cluster)
+    out, lse = run_on_cpu(call, options(**chosen), (4, 400), grid, team, cluster=cluster)
     assert_as_exact_as_pytorch(out, lse, call, **{**bounds(shape), "causal": True, **chosen})
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(("keys", "gathers"), [(1024, True), (2048, False)])
+def test_a_set_is_a_clusters_where_that_is_not_longer_than_an_equal_share(keys: int, gathers: bool) -> None:
+    """Two blocks of eight have half a set, of two sets; an equal share would be an eighth of both."""
+    shape = Shape((1,), (keys,), 2, 2, 32, dtype=torch.bfloat16)
+    workspace = torch.full((1 << 16,), torch.nan)
+    counters = torch.zeros(512, dtype=torch.int32)
+    call = packed(shape)
+    out, lse = run_on_cpu(call, options(), (1, keys), 8, memory=(workspace, counters), cluster=2)
+    assert_as_exact_as_pytorch(out, lse, call, **bounds(shape), causal=True)
+    assert workspace.isnan().all() == gathers, "only parts that meet in device memory are left there"
+
+
+def test_clusters_are_for_few_sets_of_rows() -> None:
+    chosen = {sets: configs.cluster_for("sm_90", sets, 1024, 132) for sets in (1, 8, 17, 33, 34, 66, 67)}
+    assert chosen == {1: 8, 8: 8, 17: 4, 33: 4, 34: 2, 66: 2, 67: 1}
+    assert [configs.cluster_for("sm_90", sets, 100_000, 132) for sets in (8, 64)] == [1, 2]
+    assert configs.cluster_for("sm_80", 8, 1024, 108) == 1
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "multiprocessors", "team"), [(8, 132, 4), (2, 132, 2), (1, 132, 1), (8, 142, 2), (6, 132, 2)]
+)
+def test_a_team_divides_heads_and_grid(kv_heads: int, multiprocessors: int, team: int) -> None:
+    assert configs.team_for(kv_heads, multiprocessors) == team

@@ -3,7 +3,7 @@
 #include "types.cuh"
 struct Copy { uint32 shared; const char* global; bool valid; };
 struct Copies { std::vector<Copy> open; std::vector<std::vector<Copy>> groups; };
-inline std::vector<Copies> all_copies(2048);  // two blocks' threads
+inline std::vector<Copies> all_copies(16 * 1024);  // of the blocks of a cluster
 inline Copies& copies() { return all_copies[rank_*1024+threadIdx.x]; }
 inline void perform(Copy c) { char* to = block_->arena.data()+c.shared; if (c.valid) memcpy(to,c.global,16); else memset(to,0,16); }
 inline void copy_chunk(uint32 shared, const char* global, bool valid) {

@@ -20,12 +20,7 @@
 namespace {
 
 constexpr int kWhole = -1, kOfCluster = -2;
-// So many tiles more than an equal share take a block as long as a meeting in device memory.
-#if CLUSTER > 1
-constexpr int kTilesOfMeeting = CLUSTER_TILES;
-#else
-constexpr int kTilesOfMeeting = 0;
-#endif
+constexpr int kTilesOfMeeting = 16;  // that a block reads while others meet in device memory
 
 // Consecutive keys of one set of query rows: what a block does at a time.
 struct Segment {
@@ -166,7 +161,8 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Cursor& cursor,
             }
         }
         if (CLUSTER > 1) {
-            const int most_tiles = divide(all_tiles + teams - 1, p.by_teams) + kTilesOfMeeting;
+            const int equal = divide(all_tiles + teams - 1, p.by_teams);
+            const int most_tiles = equal + equal / 16 + kTilesOfMeeting;
             gathers = CLUSTER * sum_of_warp(own_sets) <= teams && longest <= CLUSTER * most_tiles;
             if (gathers) {
                 own = CLUSTER * p.team * own_sets;
