@@ -33,8 +33,8 @@ def run_on_cpu(
     options: Options,
     sizes: tuple[int, int],
     grid: int = 3,
-    team: int = 1,
     memory: tuple[torch.Tensor, torch.Tensor] | None = None,
+    team: int = 1,
     **changes: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and lse of the emulated kernel with a grid of so many blocks; both begin as NaN.

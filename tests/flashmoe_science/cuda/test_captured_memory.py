@@ -64,6 +64,8 @@ def test_decode(
             emulation = compile_emulation(compiled, "Parameters")
             self.start = lambda stream: emulation.run(self.buffer, blocks[0])
 
+    # Blocks of a cluster leave each other nothing in memory.
+    monkeypatch.setattr(decode.configs, "cluster_for", lambda *of: 1)
     monkeypatch.setattr(decode, "Launcher", Launcher)
     monkeypatch.setattr(decode, "load", lambda *arguments, **options: None)
     monkeypatch.setattr(decode, "decode_arrival_pool", lambda device: pool)
@@ -72,13 +74,14 @@ def test_decode(
     chosen, sizes = options(split_keys=split_keys), tuple(bounds(shape).values())
     calls = [paged(shape, 16, seed) for seed in range(3)]
     device = dataclasses.replace(H200, multiprocessors=grid)
+    team = 1 if split_keys else decode.configs.team_for(2, grid)
     run = decode.prepare(check(inputs_of(calls[0]), chosen), device, 1)
     for call in calls:
         given = inputs_of(call)
         lse = torch.full((len(keys), 4), torch.nan)
         out = torch.full((*lse.shape, head_dim), torch.nan, dtype=torch.bfloat16)
         run(Tensors._make((*given[:3], out, lse, *given[3:9], *given[10:])), Sizes(len(keys), *sizes))
-        expected, expected_lse = run_on_cpu(call, chosen, sizes, grid)
+        expected, expected_lse = run_on_cpu(call, chosen, sizes, grid, team=team)
         assert torch.equal(out, expected)
         assert torch.equal(lse, expected_lse)
 

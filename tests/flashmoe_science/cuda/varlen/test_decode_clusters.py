@@ -45,7 +45,7 @@ def test_any_batch(
         call["sinks"] = 3 * torch.randn(heads[0], generator=torch.Generator().manual_seed(data))
     chosen = {"window": window}
     grid = fours * max(4, cluster)
-    out, lse = run_on_cpu(call, options(**chosen), (4, 400), grid, team, cluster=cluster)
+    out, lse = run_on_cpu(call, options(**chosen), (4, 400), grid, team=team, cluster=cluster)
     assert_as_exact_as_pytorch(out, lse, call, **{**bounds(shape), "causal": True, **chosen})
 
 
