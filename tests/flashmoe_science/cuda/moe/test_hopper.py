@@ -44,19 +44,19 @@ def test_takes_many_tokens() -> None:
 @pytest.mark.parametrize(
     ("change", "tile"),
     [
-        ({}, configs.PAIRS),
-        ({"tokens": 4095}, configs.WIDE),
-        ({"experts": 129}, configs.WIDE),
+        ({"tokens": 8192}, configs.PAIRS),
+        ({"tokens": 8191}, configs.WIDE),
+        ({"tokens": 8192, "experts": 129}, configs.WIDE),
         ({"tokens": 8192, "experts": 8, "top_k": 2, "intermediate": 14336}, configs.PAIRS),
-        ({"keeps": False}, configs.WIDE),
-        ({"activation": Activation.RELU2_NO_MUL}, configs.WIDE),
+        ({"tokens": 8192, "keeps": False}, configs.WIDE),
+        ({"tokens": 8192, "activation": Activation.RELU2_NO_MUL}, configs.WIDE),
         ({"tokens": 64}, configs.NARROW),
     ],
 )
 def test_pairs_of_blocks_where_they_were_raced_and_won(
     change: dict[str, object], tile: configs.MoeHopperConfiguration
 ) -> None:
-    """Gated layers that keep what the backward pass needs, 256 slots an expert or more in the mean."""
+    """Gated layers that keep what the backward pass needs, 512 slots an expert or more in the mean."""
     choice = hopper.choose(replace(PROBLEM, **{"keeps": True, **change}), H200)  # type: ignore[arg-type]
     assert choice is not None
     assert choice.configuration == tile

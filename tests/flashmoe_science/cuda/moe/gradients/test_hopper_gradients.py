@@ -52,7 +52,7 @@ BACKWARD = MoeBackwardProblem(PROBLEM, ALL, kept=True)
 
 def test_takes_what_the_forward_kernels_take() -> None:
     choice = select(BACKWARD, H200)
-    assert (choice.kernel, choice.configuration) == (MoeBackwardKind.HOPPER, configs.PAIRS)
+    assert (choice.kernel, choice.configuration) == (MoeBackwardKind.HOPPER, configs.WIDE)
     for device in (replace(H200, architecture="sm_80"), replace(H200, nvrtc=(12, 8))):
         with pytest.raises(NoKernelError, match="no mixture-of-experts kernel of the backward pass takes"):
             select(BACKWARD, device)
@@ -61,10 +61,10 @@ def test_takes_what_the_forward_kernels_take() -> None:
 @pytest.mark.parametrize(
     ("change", "tiles"),
     [
-        ({"intermediate": 4096}, configs.PAIRS),
-        ({"intermediate": 4112}, configs.WIDE),  # mixtral's 14,336 was slower in pairs
-        ({"tokens": 4095}, configs.WIDE),
-        ({"activation": Activation.RELU2_NO_MUL}, configs.WIDE),
+        ({"tokens": 8192, "intermediate": 4096}, configs.PAIRS),
+        ({"tokens": 8192, "intermediate": 4112}, configs.WIDE),  # mixtral's 14,336 was slower in pairs
+        ({"tokens": 8191}, configs.WIDE),
+        ({"tokens": 8192, "activation": Activation.RELU2_NO_MUL}, configs.WIDE),
     ],
 )
 def test_pairs_of_blocks_where_they_were_raced_and_won(
