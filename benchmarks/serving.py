@@ -51,6 +51,7 @@ MOST_ERROR = 0.01
 """Root mean square over that of the result, for 16 bits; bfloat16 alone rounds to 0.002."""
 REFUSALS = (
     ImportError,
+    OSError,
     RuntimeError,
     ValueError,
     TypeError,

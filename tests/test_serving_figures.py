@@ -66,7 +66,6 @@ def test_sequences_alone_options_and_batches(figures: ModuleType, tmp_path: Path
     assert figures.most_us_alone("window", "ours")(there) == 6.0
     assert figures.least_alone("window", "fa3", "ours")(there) == pytest.approx(1.5)
     assert figures.from_batch("window", 8, "fa3", "ours")(there) == pytest.approx(1.125)
-    assert figures.of_cases("window", "fa3", "ours", but=("64x8k",))(there) == pytest.approx(1.5)
 
 
 def test_a_ratio_that_no_race_states_is_no_figure(figures: ModuleType, tmp_path: Path) -> None:

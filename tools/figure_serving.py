@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from cudadent42.base.errors import UsageError
 Race = dict[str, Any]
 Number = Callable[[Path], float]
 
-FILES = ("decode", "window", "prefill", "queries")
+FILES = ("decode", "window", "prefill", "queries", "split")
 MUCH = 5e8
 """Bytes of keys and values from which rates are asked for."""
 PEAK_BYTES_PER_US = 4.8e6
@@ -118,16 +118,6 @@ def from_batch(part: str, fewest: int, one: str, other: str) -> Number:
     def read(folder: Path) -> float:
         rows = [race for race in races(folder, part) if int(race["race"].split("x")[0]) >= fewest]
         return min(ratios(rows, one, other))
-
-    return read
-
-
-def of_cases(part: str, one: str, other: str, *, but: Sequence[str] = (), only: Sequence[str] = ()) -> Number:
-    """Least over the races that are named, or over all but those."""
-
-    def read(folder: Path) -> float:
-        rows = [race for race in races(folder, part) if race["race"] not in but]
-        return min(ratios([race for race in rows if not only or race["race"] in only], one, other))
 
     return read
 

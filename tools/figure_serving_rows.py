@@ -15,11 +15,9 @@ from figure_serving import (
     most_of_queries,
     most_over_dense,
     most_us_alone,
-    of_cases,
     share_of_peak,
 )
 
-SHORT_PROMPTS = "32x512 16/16"
 OURS = "pages of 64"
 
 SERVING: tuple[Row, ...] = (
@@ -67,7 +65,7 @@ SERVING: tuple[Row, ...] = (
     ),
     Row(
         "window of 128 with sinks, D=64, 64/8 heads, one sequence of 128 to 128k keys, which stay in the L2 cache",
-        "h200-serving",
+        "h200-serving-teams",
         (
             Bound("most", 5, unit("µs")),
             Bound("against FlashAttention-3, least", 2.0, ratio, at_least=True),
@@ -75,22 +73,21 @@ SERVING: tuple[Row, ...] = (
         fields(most_us_alone("window", OURS), least_alone("window", "fa3", OURS)),
     ),
     Row(
-        "`split_keys` over the call without, from 8k keys on: the best size of each cell; 512 and 1,024 of one "
-        "sequence of 8k left out",
-        "h200-serving",
+        "`split_keys` over the call without, from 8k keys on: the best size of each cell",
+        "h200-serving-teams",
         (Bound("most", 1.05, ratio),),
         fields(most_at_best("split", "free")),
     ),
     Row(
         "4 and 8 query tokens of each of 1, 8 and 64 sequences of 8k keys over one",
-        "h200-serving",
+        "h200-serving-teams",
         (Bound("4", 1.12, ratio), Bound("8", 1.25, ratio)),
         fields(most_of_queries("4"), most_of_queries("8")),
     ),
     Row(
         "prompts at D=128, packed and in pages of 64: dense time over theirs, and packed against FlashAttention-3; "
         "the least of six batches",
-        "h200-serving",
+        "h200-serving-teams",
         (
             Bound("packed", 0.97, thousandths, at_least=True),
             Bound("pages", 0.95, thousandths, at_least=True),
@@ -103,35 +100,8 @@ SERVING: tuple[Row, ...] = (
         ),
     ),
     Row(
-        "the same without the batch of 32 prompts of 512",
-        "h200-serving",
-        (
-            Bound("packed", 0.97, thousandths, at_least=True),
-            Bound("pages", 0.95, thousandths, at_least=True),
-            Bound("against FlashAttention-3", 1.05, thousandths, at_least=True),
-        ),
-        fields(
-            of_cases("prefill", "dense", "packed", but=(SHORT_PROMPTS,)),
-            of_cases("prefill", "dense", OURS, but=(SHORT_PROMPTS,)),
-            of_cases("prefill", "fa3", "packed", but=(SHORT_PROMPTS,)),
-        ),
-    ),
-    Row(
-        "the same five with the kernel since, in which a warp of its own looks for tiles; FlashAttention-3 was not in "
-        "that run",
-        "h200-serving-prompt-forms",
-        (
-            Bound("packed", 0.97, thousandths, at_least=True),
-            Bound("pages", 0.95, thousandths, at_least=True),
-        ),
-        fields(
-            of_cases("prefill", "dense", "packed", but=(SHORT_PROMPTS,)),
-            of_cases("prefill", "dense", OURS, but=(SHORT_PROMPTS,)),
-        ),
-    ),
-    Row(
         "a chunk of 2k with 128 decodes of 2k in one launch, over two launches, and against FlashAttention-3's one",
-        "h200-serving",
+        "h200-serving-teams",
         (
             Bound("two launches", 1.1, ratio, at_least=True),
             Bound("FlashAttention-3", None, ratio),
@@ -141,7 +111,7 @@ SERVING: tuple[Row, ...] = (
     Row(
         "a cache of FP8 from 8 sequences of 8k on, against 16 bits, and against FlashAttention-3, which makes "
         "queries of FP8; least",
-        "h200-serving",
+        "h200-serving-teams",
         (
             Bound("16 bits", 1.7, ratio, at_least=True),
             Bound("FlashAttention-3", 1.4, ratio, at_least=True),
