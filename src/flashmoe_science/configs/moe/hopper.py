@@ -51,7 +51,7 @@ _NARROW_UP_TO = 48.0
 
 
 PAIRS_FROM = 512.0
-"""Mean rows of an expert from which pairs of blocks are used: whole steps were 2 % slower with 256, and not with 1,024."""
+"""Mean rows of an expert from which pairs of blocks are used: whole steps were slower with 256, and not with 1,024."""
 
 
 def configuration(rows_per_expert: float, *, pairs: bool = False) -> MoeHopperConfiguration:
