@@ -169,14 +169,22 @@ def on_case(case: str) -> Callable[[Path], tuple[float, ...]]:
     return read
 
 
-def peak_share(dtype: str) -> Callable[[Path], float]:
-    """Of a run of benchmarks/figures.py for the peak alone."""
-    return field("parts", "peak", "share", dtype, file="peak.json")
+def peak_share(dtype: str, files: str = "peak.json") -> Callable[[Path], float]:
+    """Of runs of benchmarks/figures.py for the peak alone, one in each of ``files``: their median."""
+    return _median("share", dtype, files=files)
 
 
-def share_between(dtype: str) -> Callable[[Path], float]:
+def share_between(dtype: str, files: str = "peak.json") -> Callable[[Path], float]:
     """The same, of multiply-adds just before each call."""
-    return field("parts", "peak", "between", "share", dtype, file="peak.json")
+    return _median("between", "share", dtype, files=files)
+
+
+def _median(*keys: str, files: str) -> Callable[[Path], float]:
+    def read(folder: Path) -> float:
+        names = sorted(path.name for path in folder.glob(files))
+        return statistics.median(field("parts", "peak", *keys, file=name)(folder) for name in names)
+
+    return read
 
 
 def decode_share(part: str, dtype: str) -> Callable[[Path], float]:
