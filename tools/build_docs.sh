@@ -1,6 +1,7 @@
 #!/bin/sh
-# Builds the documentation as a site into build/site, and fails on a link that leads nowhere. Needs the group `docs`:
-#     .venv/bin/pip install --group docs
+# Builds the documentation as a site into build/site, and fails on a link that leads nowhere. Needs the group `docs`, and
+# pip 25.1 or newer for it:
+#     .venv/bin/pip install --upgrade pip && .venv/bin/pip install --group docs
 #
 # The pages link to each other as they lie in the repository, so that they also work there: MkDocs gets a copy of that
 # layout, with what they link to outside of the documentation.
