@@ -171,9 +171,18 @@ def large(gpus: int, cases: int, arms: int) -> dict[str, Any]:
         "quarantined": len(state.quarantined),
         "workers_lost": sum(each.dead for each in fleet.machines.values()),
         "paused": state.paused,
+        "nature": told(nature),
     }
     print(json.dumps(result, indent=2), flush=True)
     return result
+
+
+BUDGETS_NATURE = Nature(gains={"BLOCK=3": 0.1}, lost_per_hour=20.0, late=0.5, twice=0.1, failing=0.02)
+
+
+def told(nature: Nature) -> dict[str, Any]:
+    """What a part invented; its many gains are drawn by chance from the seed."""
+    return asdict(replace(nature, gains={}))
 
 
 def budgets(seeds: int) -> dict[str, Any]:
@@ -183,8 +192,7 @@ def budgets(seeds: int) -> dict[str, Any]:
     for seed in range(seeds):
         chance = random.Random(seed)
         limits = Limits(chance.uniform(60, 600), chance.uniform(0.1, 2.0), 4.0)
-        nature = Nature(gains={"BLOCK=3": 0.1}, lost_per_hour=20.0, late=0.5, twice=0.1, failing=0.02)
-        fleet = VirtualFleet(chance.randrange(1, 17), nature, seed, about.arms, about.device.name)
+        fleet = VirtualFleet(chance.randrange(1, 17), BUDGETS_NATURE, seed, about.arms, about.device.name)
         with tempfile.TemporaryDirectory() as name:
             own = replace(about, plan=replace(about.plan, seed=seed))
             state = tune(own, fleet, limits, Path(name) / "t")
@@ -194,7 +202,13 @@ def budgets(seeds: int) -> dict[str, Any]:
         nearest = max(nearest, *shares)
         passed += max(shares) > 1
         finished += state.finished
-    result = {"seeds": seeds, "passed": passed, "finished": finished, "largest_share": nearest}
+    result = {
+        "seeds": seeds,
+        "passed": passed,
+        "finished": finished,
+        "largest_share": nearest,
+        "nature": told(BUDGETS_NATURE),
+    }
     print(result, flush=True)
     return result
 
@@ -329,7 +343,7 @@ def main() -> int:
         "coverage": lambda: coverages(given.fleets),
         "kills": lambda: kills(given.kills),
     }
-    document = {"provenance": provenance("cpu"), "nature": asdict(Nature())}
+    document = {"provenance": provenance("cpu")}
     document |= {name: parts[name]() for name in given.only.split(",")}
     (given.output / "fleet.json").write_text(json.dumps(document, indent=2) + "\n")
     return 0

@@ -127,6 +127,21 @@ class Journal(Generic[SetupT, EntryT]):
             self._entries.extend(entries)
 
 
+def in_use(folder: Path) -> bool:
+    """Whether a process has the folder's journal open, as far as this machine can tell."""
+    try:
+        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 def read_entries(path: Path, kind: type[EntryT]) -> list[EntryT]:
     """The entries on disk, without a torn last line; none where there is no file. Raises UsageError."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cudadent42.base.errors import ExitCode, UsageError
+from cudadent42.base.journal import in_use
+from cudadent42.base.toml import did_you_mean
 from cudadent42.commands.common import (
     choices_of,
     console_for,
@@ -39,6 +42,7 @@ from cudadent42.tune.wanted import Wanted
 
 if TYPE_CHECKING:
     from cudadent42.base.observer import Observer
+    from cudadent42.tune.coordinator import Limits
     from cudadent42.tune.opening import Opened, Outlook, Request
     from cudadent42.tune.state import State
 
@@ -49,6 +53,9 @@ class _Tune(Group):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         first = next((argument for argument in args if not argument.startswith("-")), None)
         if first is not None and first not in self.commands:
+            meant = "" if Path(first).exists() else did_you_mean(first, self.commands)
+            if meant:
+                raise UsageError(f"there is neither a command `tune {first}` nor a space {first}{meant}")
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -201,9 +208,12 @@ def run(
     if dry_run:
         _dry_run(request, gpu, shown)
         return
+    limits = _limits(spent)
     with watching(shown.verbose) as watcher:
         opened = open_tuning(request, watcher)
-        state = _go_on(opened, spent, watcher, ignore_preflight=where.ignore_preflight, suite=sought.suite)
+        state = _go_on(
+            opened, spent, limits, watcher, ignore_preflight=where.ignore_preflight, suite=sought.suite
+        )
     _print(opened.folder, state, shown)
 
 
@@ -221,16 +231,23 @@ def resume(
     """Go on with a tuning, with the options that it was begun with."""
     from cudadent42.tune.opening import reopen
 
+    limits = _limits(spent)
     with watching(shown.verbose) as watcher:
         opened = reopen(folder, watcher, ignore_preflight=ignore_preflight)
-        state = _go_on(opened, spent, watcher, ignore_preflight=ignore_preflight)
+        state = _go_on(opened, spent, limits, watcher, ignore_preflight=ignore_preflight)
     _print(folder, state, shown)
 
 
 @tune_app.command("status")
 def status(folder: FolderArgument, as_json: JsonOption = False) -> None:
     """Say how far a tuning has come, also while it goes on."""
-    _print(folder, _state(folder), Shown(as_json=as_json))
+    state = _state(folder)
+    if not as_json and not state.finished and not in_use(folder):
+        print_line(
+            console_for(stderr=True),
+            f"nobody on this machine works on it; `cudadent42 tune resume {shlex.quote(str(folder))}` goes on",
+        )
+    _print(folder, state, Shown(as_json=as_json))
 
 
 @tune_app.command("report")
@@ -249,8 +266,13 @@ def stop(folder: FolderArgument) -> None:
     if _state(folder).finished:
         print_line(console_for(), f"{folder} is finished: there is nothing to stop")
         return
-    (folder / STOP).touch()
-    print_line(console_for(), f"whoever works on {folder} ends behind the block that is being measured")
+    (folder / STOP).touch()  # also for a process of another machine, whose lock may not be seen here
+    who = (
+        "whoever works on it"
+        if in_use(folder)
+        else "nobody on this machine works on it; whoever does elsewhere"
+    )
+    print_line(console_for(), f"{folder}: {who} ends behind the block that is being measured")
 
 
 @tune_app.command("install")
@@ -292,10 +314,13 @@ def check(as_json: JsonOption = False) -> None:
     if not entries:
         print_line(console, "no table of tuned configurations is installed")
     for entry in entries:
+        if not entry.kernel:  # of a table that cannot be read, which its problem names
+            print_line(console, f"not used: {entry.problem}")
+            continue
         word = f"not used: {entry.problem}" if entry.problem else "used"
         print_line(
             console,
-            f"{entry.kernel or entry.table} on {entry.device or 'no device'}: {entry.ratio:.3f}× "
+            f"{entry.kernel} on {entry.device}: {entry.ratio:.3f}× "
             f"({entry.low:.3f} to {entry.high:.3f}), {word}",
         )
 
@@ -308,17 +333,28 @@ def _state(folder: Path) -> State:
     return fold(setup, entries)
 
 
-def _go_on(
-    opened: Opened, spent: Spent, watcher: Observer, *, ignore_preflight: bool, suite: str = ""
-) -> State:
+def _limits(spent: Spent) -> Limits:
+    """Raises UsageError, before the machine is looked at."""
     from cudadent42.cost import rates
     from cudadent42.tune.coordinator import Limits
-    from cudadent42.tune.flow import go_on, go_on_with
 
     rate = rates.load().get(spent.rate or rates.of_this_machine()).usd_per_hour
     if spent.max_cost is not None and rate <= 0:
         raise UsageError("--max-cost needs to know what the machine costs; name its rate with --rate")
-    limits = Limits(None if spent.budget is None else seconds(spent.budget), spent.max_cost, rate)
+    return Limits(None if spent.budget is None else seconds(spent.budget), spent.max_cost, rate)
+
+
+def _go_on(
+    opened: Opened,
+    spent: Spent,
+    limits: Limits,
+    watcher: Observer,
+    *,
+    ignore_preflight: bool,
+    suite: str = "",
+) -> State:
+    from cudadent42.tune.flow import go_on, go_on_with
+
     if spent.fleet is None:
         return go_on(opened, limits, watcher)
     started = engines(spent.fleet, opened.setup.plan.device, ignore_preflight=ignore_preflight, races=True)
@@ -429,6 +465,7 @@ def _print(folder: Path, state: State, shown: Shown) -> None:
             print_line(console, f"report: {folder / 'report.html'}")
         if state.winners and state.finished and not state.installed:
             print_line(
-                console, f"`cudadent42 tune install {folder}` puts what is confirmed into the user's table"
+                console,
+                f"`cudadent42 tune install {shlex.quote(str(folder))}` puts what is confirmed into the user's table",
             )
     raise typer.Exit(ExitCode.PASS)

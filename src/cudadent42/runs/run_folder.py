@@ -43,6 +43,7 @@ from cudadent42.operations.interface import COMMON_COLUMNS
 from cudadent42.runs import kernel_sources
 from cudadent42.runs.kernel_sources import KernelSource
 from cudadent42.runs.source import Revision
+from cudadent42.runs.tables import tables_of_user
 from cudadent42.version import __version__
 
 SCHEMA_VERSION = 1
@@ -214,7 +215,8 @@ class RunWriter:
             machine=machine,
             build=None,
             revision=revision,
-            environment={name: os.environ[name] for name in _RECORDED_VARIABLES if name in os.environ},
+            environment={name: os.environ[name] for name in _RECORDED_VARIABLES if name in os.environ}
+            | tables_of_user(),
             sources=kernel_sources.of_plan(plan),
         )
         create_folder(path)

@@ -66,6 +66,13 @@ class Opened:
     machine: MachineReport
 
 
+def _space(request: Request, observer: Observer) -> Space:
+    space = spaces.load(real_path(request.space))
+    for sentence in spaces.unnamed(space):
+        observer.note(sentence)
+    return space
+
+
 def folder_of(request: Request, space: Space) -> Path:
     return request.folder or ROOT / f"{space.name}-{Path(request.choices.suite).stem}"
 
@@ -75,7 +82,7 @@ def open_tuning(request: Request, observer: Observer) -> Opened:
 
     A tuning that is there already keeps its timer: what suits a machine that is busy now is no reason not to go on.
     """
-    space = spaces.load(real_path(request.space))
+    space = _space(request, observer)
     folder = folder_of(request, space)
     options = RunOptions(
         choices=replace(request.choices, implementations=(_default(space),)),
@@ -238,7 +245,7 @@ class Outlook:
 def preview(request: Request, gpu: str, folder: Path, observer: Observer) -> Outlook:
     """Compile every arm, for a GPU that need not be here where ``gpu`` names one. Nothing is run or kept but arms in
     ``folder``."""
-    space = spaces.load(real_path(request.space))
+    space = _space(request, observer)
     device = "cuda:0" if gpu else chosen_device(gather(request.device, folder))
     choices = replace(request.choices, implementations=(_default(space),))
     plan = _of_default(make_plan(choices, device, registry), _default(space))

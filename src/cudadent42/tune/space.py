@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from cudadent42.base.toml import Table, did_you_mean, parse_toml
 from cudadent42.model.implementations import OURS, is_kernel_file
 from cudadent42.native import specification
 from cudadent42.native.specification import Language, Specification
+from cudadent42.native.tuned import files_of
 from cudadent42.operations import definition
 from cudadent42.tune.grammar import Expression, Kind, Value, is_name, kind_of, parse
 
@@ -36,6 +38,8 @@ MOST_EXHAUSTIVE = 5000
 
 _MOST_COMBINATIONS = 1_000_000
 _MOST_VALUES = 64
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
 
 _KEYS = frozenset(("schema_version", "name", "description", "kernel", "where", "regions", "space", "launch"))
 _LAUNCH_KEYS = ("threads", "shared_bytes", "shared_bytes_per_head_dim")
@@ -143,6 +147,21 @@ def parse_space(text: str, path: Path) -> Space:
         launch=_launch(table, kinds, file),
         regions=_regions(table, file),
         digest=hashlib.sha256(text.encode()).hexdigest(),
+    )
+
+
+def unnamed(space: Space) -> tuple[str, ...]:
+    """A sentence for each macro that no source of the kernel names: all its values would be the same code."""
+    if space.of_library:
+        return ()
+    names: set[str] = set()
+    for path in files_of(specification.load(Path(space.kernel)))[1:]:
+        names.update(_NAME.findall(path.read_text(encoding="utf-8", errors="replace")))
+    return tuple(
+        f"neither the kernel's source nor a header beside it names {name}{did_you_mean(name, names)}; if no other "
+        "header does, all its values are the same code"
+        for name in space.parameters
+        if name not in names
     )
 
 

@@ -6,11 +6,12 @@ import hashlib
 import json
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudadent42.base.errors import UsageError
+from cudadent42.base.errors import UnwritableError, UsageError
 from cudadent42.base.files import write_text
 from cudadent42.base.reading import read_bytes
 from cudadent42.model.cases import is_plain, plain_fields
@@ -99,11 +100,14 @@ def install(state: State, tuning: Path, folder: Path) -> InstalledTable:
             f"{tuning}: kernel_digest is {reprlib.repr(setup.kernel_digest)}; expected a SHA-256"
         )
     path = folder / f"{_slug(setup.kernel)}-{_slug(setup.device.name)}.toml"
-    folder.mkdir(parents=True, exist_ok=True)
+    with _writable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     for entry, area in zip(new, winning_areas(state), strict=True):
         if entry.file:
-            (folder / KERNELS_FOLDER).mkdir(exist_ok=True)
-            (folder / KERNELS_FOLDER / entry.file).write_bytes(_kernel_file(Path(setup.arms[area.winner])))
+            content = _kernel_file(Path(setup.arms[area.winner]))
+            with _writable(folder):
+                (folder / KERNELS_FOLDER).mkdir(exist_ok=True)
+                (folder / KERNELS_FOLDER / entry.file).write_bytes(content)
     raced = [
         plain_fields(case) for case in setup.plan.cases if is_plain(case) and state.cases[case.id].finished
     ]
@@ -112,8 +116,23 @@ def install(state: State, tuning: Path, folder: Path) -> InstalledTable:
         for entry in _existing(path)
         if entry.digest == setup.kernel_digest and not any(entry.region.holds(each) for each in raced)
     )
-    write_text(path, table_text((*new, *kept)))
+    with _writable(folder):
+        write_text(path, table_text((*new, *kept)))
     return InstalledTable(path, new)
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    """Turn a failed write into what is to be done about a folder of tables."""
+    try:
+        yield
+    except (OSError, UnwritableError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        reason = cause.strerror if isinstance(cause, OSError) else error
+        raise UnwritableError(
+            f"cannot write a table to {folder}: {reason}; free some space there, or set XDG_CONFIG_HOME to a folder "
+            "that can be written"
+        ) from error
 
 
 def _name_in_tables(setup: Setup, arm: str) -> str:

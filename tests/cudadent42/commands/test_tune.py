@@ -139,6 +139,7 @@ def test_a_dry_run_is_of_the_device_that_a_tuning_would_be_of(
         (("status", "none"), "holds no tuning"),
         (("stop", "none"), "holds no tuning"),
         (("resume", "none"), "holds no tuning"),
+        (("statsu", "none"), "neither a command `tune statsu` nor a space statsu (did you mean 'status'?)"),
     ],
 )
 def test_what_is_wrong_is_said(invoke: Callable[..., Any], words: tuple[str, ...], problem: str) -> None:
@@ -181,11 +182,41 @@ def test_a_tuning_says_how_it_stands(invoke: Callable[..., Any], folder: Path) -
 
 
 def test_a_tuning_that_is_not_finished_is_asked_to_stop(invoke: Callable[..., Any], tmp_path: Path) -> None:
-    with TuningJournal(tmp_path / "t", setup()):
-        pass
-    said = " ".join(invoke("stop", str(tmp_path / "t")).output.split())
-    assert "ends behind the block that is being measured" in said
-    assert (tmp_path / "t" / STOP).exists()
+    folder = tmp_path / "t of mine"
+    alone = "nobody on this machine works on it"
+    with TuningJournal(folder, setup()):
+        said = " ".join(invoke("stop", str(folder)).output.split())
+        assert "whoever works on it ends behind the block that is being measured" in said
+        assert alone not in invoke("status", str(folder)).output
+    (folder / STOP).unlink()
+    assert alone in " ".join(invoke("stop", str(folder)).output.split())
+    assert (folder / STOP).exists(), "another machine may work on it"
+    said = " ".join(invoke("status", str(folder)).output.split())
+    assert f"{alone}; `cudadent42 tune resume '{folder}'` goes on" in said
+
+
+def test_a_macro_that_no_source_names_is_told(invoke: Callable[..., Any], tmp_path: Path) -> None:
+    create("k", Kind.CPU, tmp_path)
+    with (tmp_path / "k/k.cpp").open("a") as source:
+        source.write("\n#ifndef TILE\n#define TILE 8\n#endif\n")
+    words = (
+        "k.toml",
+        "--suite",
+        "small",
+        "--case",
+        "tiny",
+        "--dtype",
+        "fp32",
+        "--dry-run",
+        "--device",
+        "cpu",
+    )
+    for macro, told in (("TILES", True), ("TILE", False)):
+        (tmp_path / "k.toml").write_text(
+            SPACE.replace("cudadent42[portable]", "k/k.toml").replace("block_n", macro)
+        )
+        said = " ".join(invoke(*words).output.split())
+        assert ("names TILES (did you mean 'TILE'?); if no other header does" in said) is told
 
 
 def test_tables_are_looked_through(
@@ -196,7 +227,9 @@ def test_tables_are_looked_through(
     tables = tmp_path / "config/flashmoe_science/tuned"
     tables.mkdir(parents=True)
     (tables / "bad.toml").write_text("schema_version = 9")
-    assert "reads 1" in " ".join(invoke("check").output.split())
+    said = " ".join(invoke("check").output.split())
+    assert said.startswith("not used: ")
+    assert said.endswith("reads 1")
 
 
 def test_entries_are_used_where_their_device_is_and_tables_are_asked(
@@ -239,9 +272,12 @@ def test_entries_are_used_where_their_device_is_and_tables_are_asked(
 def test_max_cost_needs_a_rate(
     invoke: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It says so before it looks at the machine."""
     from cudadent42.tune import opening
 
-    monkeypatch.setattr(opening, "reopen", lambda *_, **__: None)
-    result = invoke("resume", str(folder), "--max-cost", "5")
-    assert result.exit_code == 2
-    assert "name its rate with --rate" in " ".join(result.output.split())
+    monkeypatch.setattr(opening, "reopen", None)
+    monkeypatch.setattr(opening, "open_tuning", None)
+    for words in (("resume", str(folder)), ("s.toml",)):
+        result = invoke(*words, "--max-cost", "5")
+        assert result.exit_code == 2
+        assert "name its rate with --rate" in " ".join(result.output.split())

@@ -34,5 +34,6 @@ class Dying(TuningJournal):
             data = self._path.read_bytes()
             last = data[: data[:-1].rfind(b"\n") + 1]
             torn = data[len(last) :]
-            os.truncate(self._path, len(last) + self._chance.randrange(len(torn)))
+            # Lines are as long as the digits of their times: what is drawn must not depend on that.
+            os.truncate(self._path, len(last) + int(self._chance.random() * len(torn)))
         raise Killed

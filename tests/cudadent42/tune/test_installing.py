@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from simulated import Simulated, setup
@@ -13,10 +16,12 @@ from cudadent42.base.observer import Quiet
 from cudadent42.native import specification
 from cudadent42.native.tuned import sources_digest
 from cudadent42.scaffold import Kind, create
+from cudadent42.tune import table
 from cudadent42.tune.coordinator import Coordinator, Limits
 from cudadent42.tune.installing import check, install_tuning
-from cudadent42.tune.journal import Device, Setup, TuningJournal
+from cudadent42.tune.journal import Device, Setup, TuningJournal, read
 from cudadent42.tune.space import DEFAULT
+from cudadent42.tune.state import fold
 from flashmoe_science.jit import host
 from flashmoe_science.tuned.lookup import PACKAGE_FOLDER, refresh, user_folder
 
@@ -89,3 +94,25 @@ def test_a_tuning_of_former_sources_of_the_library_is_not_installed(
     about = replace(setup(arms=4), kernel="attention.small", kernel_digest="a" * 64)
     with pytest.raises(UsageError, match=r"the sources of attention\.small changed since it was tuned"):
         install_tuning(tuned(tmp_path / "t", about), package=False)
+
+
+def test_a_folder_of_tables_that_cannot_be_written_is_named(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What to do about it is another thing than for a tuning's folder."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    with pytest.raises(
+        UsageError, match=r"cannot write a table to .*: Not a directory; .* set XDG_CONFIG_HOME"
+    ):
+        install_tuning(tmp_path / "t", package=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    folder = user_folder()
+    assert folder is not None
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    state = fold(*read(tmp_path / "t"))
+    monkeypatch.setattr("cudadent42.base.files.os.fsync", Mock(side_effect=full))
+    with pytest.raises(UsageError, match="No space left") as error:
+        table.install(state, tmp_path / "t", folder)
+    assert "--output-dir" not in str(error.value)
+    assert not list(folder.glob("*.toml"))
