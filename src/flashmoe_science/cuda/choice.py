@@ -220,7 +220,10 @@ class Selection(Generic[P]):
                 yield choice
 
     def _tuned(self, problem: P, device: Device) -> Iterator[tuple[TunedEntry, Choice]]:
-        """What tables have for the problem. What its kernel cannot do now is passed over, with one warning."""
+        """What tables have for the problem. What its kernel cannot do now is passed over, with one warning.
+
+        An entry that the usual choice has caught up with ends the list: it is the usual choice that is wanted.
+        """
         if self.tuned is None or not device.name:
             return
         names = self.tuned.names()
@@ -232,8 +235,11 @@ class Selection(Generic[P]):
                 configuration = self._configured(self.tuned, kind, problem, device, entry)
             except _UNFIT as error:
                 warn_unusable(entry, _in_a_line(error))
-            else:
-                yield entry, Choice(kind, configuration, entry.reason)
+                continue
+            usual = next(self._usual(problem, device, None), None)
+            if usual is not None and (usual.kernel, usual.configuration) == (kind, configuration):
+                return
+            yield entry, Choice(kind, configuration, entry.reason)
 
     def _configured(
         self, tuned: Tuned[P], kind: Enum, problem: P, device: Device, entry: TunedEntry

@@ -101,6 +101,22 @@ def test_the_users_table_goes_before_the_packages(user: Path, tmp_path: Path) ->
     assert explained()[1] == 48
 
 
+def test_an_entry_that_the_usual_choice_has_caught_up_with_claims_nothing(user: Path, tmp_path: Path) -> None:
+    """It goes before the package's all the same, whose entry another configuration is faster than there."""
+    usual = explained()
+    text = table(48).replace("attention.portable", "attention.hopper")
+    text = text.replace(TUNED.digest("attention.portable"), TUNED.digest("attention.hopper"))
+    (user / "t.toml").write_text(text.replace("block_n = 48", f"block_n = {usual[1]}"))
+    (tmp_path / "package/a.toml").write_text(table(32))
+    refresh()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert explained() == usual
+    (user / "t.toml").unlink()
+    refresh()
+    assert explained()[1] == 32
+
+
 def test_entries_for_other_sources_are_ignored_with_one_warning(user: Path) -> None:
     (user / "t.toml").write_text(table(digest="0" * 64))
     refresh()
