@@ -24,6 +24,7 @@ from torch import nn
 
 import flashmoe_science
 from cudadent42.decisions.statistics import estimate_ratio
+from cudadent42.timing.cuda_timers import capture
 
 LAYERS = 4
 TOKENS = (2048, 8192)
@@ -107,18 +108,11 @@ def replayed(call: Call, device: str) -> Call:
     call()  # compiles
     if device == "cpu":
         return call
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = call()
+    captured = capture((call,), 1, device)
 
     def replay() -> torch.Tensor:
-        graph.replay()
-        return output
+        captured.graph.replay()
+        return captured.output
 
     return replay
 

@@ -84,6 +84,21 @@ def test_every_page_of_the_navigation_exists_and_every_guide_has_a_place() -> No
     assert guides <= set(named)
 
 
+def test_a_kernels_page_says_how_it_works_and_its_notebook_what_was_tried() -> None:
+    logs = re.compile(r"^#+ (?:What was tried\b.*|Log of variants)$|^\| (?:variant|idea) \|.*", re.MULTILINE)
+    kernels = ROOT / "docs/kernels"
+    assert {page.name: logs.findall(page.read_text(encoding="utf-8")) for page in kernels.glob("*.md")} == {
+        page.name: [] for page in kernels.glob("*.md")
+    }
+    notebooks = {page.name for page in (kernels / "notebooks").iterdir()}
+    unlinked = [
+        name
+        for name in sorted(notebooks)
+        if f"notebooks/{name}" not in (kernels / name).read_text(encoding="utf-8")
+    ]
+    assert unlinked == []
+
+
 def test_the_index_has_the_groups_of_the_navigation() -> None:
     index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     groups = {

@@ -256,6 +256,17 @@ def test_figures_table_says_what_is_missing_and_what_falls_short(tmp_path: Path)
     assert tool.line(row, tmp_path) == f"{asked} cold 31 s (**not reached**), warm 19 ms | {link} |"
 
 
+def test_figures_table_says_whose_audit_allows_no_claim() -> None:
+    tool = load(ROOT / "tools" / "update_figures.py")
+    refused, allowed, no_run = (
+        ROOT / "benchmarks" / "results" / name
+        for name in ("2026-11-23-cpu-avx2", "2026-11-23-cpu-default", "2026-11-23-cpu-peak")
+    )
+    assert "and no claim" in (refused / "report.md").read_text(encoding="utf-8")
+    assert tool.claim(refused) == ", whose audit allows no claim"
+    assert [tool.claim(folder) for folder in (allowed, no_run)] == ["", ""]
+
+
 def load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec

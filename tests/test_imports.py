@@ -264,3 +264,10 @@ print(sorted({"torch", "scipy", "sqlalchemy"} & sys.modules.keys()))
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment, cwd=SOURCE.parent, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_benchmarks_record_no_cuda_graph_of_their_own() -> None:
+    """They take the lab's timers, or `cudadent42.timing.cuda_timers.capture`."""
+    scripts = sorted((SOURCE.parent / "benchmarks").rglob("*.py"))
+    assert scripts
+    assert [path.name for path in scripts if "CUDAGraph(" in path.read_text(encoding="utf-8")] == []

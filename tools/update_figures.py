@@ -42,6 +42,15 @@ def doubt(row: Row, folder: Path) -> str:
     return f", which does not record `{OVERRIDE_VARIABLE}={row.kernel}`"
 
 
+def claim(folder: Path) -> str:
+    """What the run's own report says of its figure; nothing where it is no run, or one that did not ask."""
+    if not all((folder / name).is_file() for name in ("manifest.json", "results.json")):
+        return ""
+    results = load_run(folder).results
+    refused = results is not None and bool(results.claim_reason) and not results.claim_allowed
+    return ", whose audit allows no claim" if refused else ""
+
+
 def line(row: Row, results: Path) -> str:
     """One line of a table."""
     asked = ", ".join(bound.asked for bound in row.bounds if bound.asked)
@@ -54,7 +63,7 @@ def line(row: Row, results: Path) -> str:
     parts = []
     for bound, value in zip(row.bounds, values, strict=True):
         parts.append(bound.text(value) + ("" if bound.holds(value) else " (**not reached**)"))
-    source = f"[{folder.name}](../benchmarks/results/{folder.name}){doubt(row, folder)}"
+    source = f"[{folder.name}](../benchmarks/results/{folder.name}){doubt(row, folder)}{claim(folder)}"
     return f"| {row.what} | {asked} | {', '.join(parts)} | {source} |"
 
 

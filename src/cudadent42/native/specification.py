@@ -19,7 +19,6 @@ from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.suites.loader import parse_dtype
 from flashmoe_science.jit.limits import LIMITS, MAX_THREADS_PER_BLOCK
 
-SUFFIX = ".toml"
 SCHEMA_VERSION = 1
 ABI_VERSION = 1
 """CUDADENT42_ABI_VERSION of ``cudadent42/attention.h``."""

@@ -100,19 +100,19 @@ def random_inputs(case: VarlenCase, seed: int, index: int, device: str) -> Varle
     rows = [normal(keys, case.num_kv_heads, case.head_dim) for _ in range(2)]
     key, value = (Cache.of(case, each, slots) for each in rows)
     return VarlenInputs(
-        query,
-        key.stored,
-        value.stored,
-        starts(case.seqlens_q),
-        torch.tensor(case.seqlens_k, dtype=torch.int32, device=device),
-        starts(case.seqlens_k),
-        table,
-        slots,
-        key.scale,
-        value.scale,
-        key.wide,
-        value.wide,
-        tree_mask(case, device),
+        query=query,
+        key=key.stored,
+        value=value.stored,
+        cu_seqlens_q=starts(case.seqlens_q),
+        seqused_k=torch.tensor(case.seqlens_k, dtype=torch.int32, device=device),
+        cu_seqlens_k=starts(case.seqlens_k),
+        block_table=table,
+        slots=slots,
+        key_scale=key.scale,
+        value_scale=value.scale,
+        wide_key=key.wide,
+        wide_value=value.wide,
+        tree_mask=tree_mask(case, device),
     )
 
 

@@ -93,15 +93,15 @@ def _of_instance(remote: Remote, address: GceAddress) -> Prepared:
     if state is MachineState.STOPPING:
         raise MachineNotReadyError(f"{address} is being stopped; wait until it is, then try again")
     return Prepared(
-        remote,
-        (Candidate(instance, state),),
-        None,
-        remote.reach,
-        remote.results,
-        description.get("scheduling", {}).get("provisioningModel") == "SPOT",
-        accelerator,
-        _architectures(accelerator),
-        machine.has_own_limit(description, datetime.now(timezone.utc)),
+        remote=remote,
+        candidates=(Candidate(instance, state),),
+        specification=None,
+        reach=remote.reach,
+        results=remote.results,
+        spot=description.get("scheduling", {}).get("provisioningModel") == "SPOT",
+        accelerator=accelerator,
+        architectures=_architectures(accelerator),
+        guarded=machine.has_own_limit(description, datetime.now(timezone.utc)),
     )
 
 
@@ -110,16 +110,16 @@ def _of_specification(remote: Remote, wanted: Specification) -> Prepared:
     new = (Machine(str(address), wanted.rate) for address in creation.new_addresses(wanted))
     kept, notes = _kept(remote, wanted)
     return Prepared(
-        remote,
-        (*kept, *(Candidate(instance, MachineState.GONE) for instance in new)),
-        wanted,
-        wanted.reach,
-        wanted.results,
-        wanted.spot,
-        wanted.accelerator_type,
-        _architectures(wanted.accelerator_type),
-        True,
-        notes,
+        remote=remote,
+        candidates=(*kept, *(Candidate(instance, MachineState.GONE) for instance in new)),
+        specification=wanted,
+        reach=wanted.reach,
+        results=wanted.results,
+        spot=wanted.spot,
+        accelerator=wanted.accelerator_type,
+        architectures=_architectures(wanted.accelerator_type),
+        guarded=True,
+        notes=notes,
     )
 
 

@@ -32,8 +32,3 @@ class MoeBackwardProblem:
     accumulates_w13: bool = False
     """The gradient of w13 is added to a float32 buffer."""
     accumulates_w2: bool = False
-
-    @property
-    def through_input(self) -> bool:
-        """Whether any gradient needs that of what the activation is applied to."""
-        return self.needs.hidden_states or self.needs.w13

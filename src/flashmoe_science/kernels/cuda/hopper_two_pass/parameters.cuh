@@ -2,6 +2,7 @@
 // panels of 64 columns, and a producer warp beside two consumer warpgroups.
 #pragma once
 
+#include "hopper/ring.cuh"
 #include "mma/descriptor.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
@@ -9,6 +10,8 @@
 #include "types.cuh"
 
 namespace two_pass {
+
+using hopper::Ring;
 
 constexpr int WARPGROUP = 128;
 constexpr int ROWS = 64;  // of a tile, of queries or keys: wgmma's M
@@ -82,20 +85,6 @@ __device__ __forceinline__ void load_tile(const ptx::TensorMap& map, uint32 dest
         ptx::tma_load(map, destination + panel * PANEL_BYTES, full, policy, panel * panel::PANEL_COLUMNS, row, head, batch);
     }
 }
-
-// A place in a ring of COUNT buffers, and the parity of its current round.
-template <int COUNT>
-struct Ring {
-    int stage = 0;
-    uint32 parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++stage == COUNT) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
 
 constexpr uint32 WARPGROUP_ARRIVALS = RACECHECK ? WARPGROUP : WARPGROUP / 32;
 
