@@ -210,8 +210,8 @@ class ForkedTests:
 
 
 def cut_between_files(files: Sequence[Path], middle: int) -> int:
-    """How many tests of these files come before the cut: ``middle``, or what is nearest to it and parts no file, if that
-    is not further from it than a quarter of them all."""
+    """How many tests of these files come before the cut: ``middle``, or what is nearest to it and parts no file, where
+    no more than a quarter of them all lies between."""
     starts = [each for each in range(1, len(files)) if files[each - 1] != files[each]]
     nearest = min(starts, key=lambda each: abs(each - middle), default=middle)
     return nearest if abs(nearest - middle) <= len(files) // 4 else middle
