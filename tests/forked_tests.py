@@ -3,6 +3,8 @@
 Those of xdist import torch and collect all tests, each on its own, and a test is six messages there. These begin with
 what was collected, so one more than there are processors costs little, and works where others wait. Options, shares and
 work stealing are xdist's: each process begins with a share of its own, and who has none left takes half of the largest.
+A share ends where a file does, if one does nearby: what a file's tests have in common is made in each process that has
+some of them, and a run of the lab is ten seconds.
 
 A process that ends within a test is a failure of that test, and another takes the rest. With a GPU xdist does it as
 ever: what has looked for one cannot be forked.
@@ -90,9 +92,10 @@ class ForkedTests:
         tests = len(session.items)
         count = min(self._count, tests)
         try:
-            for number in range(count):
-                share = range(tests * number // count, tests * (number + 1) // count)
-                self._begin(session, deque(share))
+            files = [item.path for item in session.items]
+            cuts = [cut_between_files(files, tests * number // count) for number in range(1, count)]
+            for first, last in zip([0, *cuts], [*cuts, tests], strict=True):
+                self._begin(session, deque(range(first, last)))
             while self._processes:
                 self._listen(session)
         finally:
@@ -134,7 +137,7 @@ class ForkedTests:
             elif kind == "warning":
                 session.config.hook.pytest_warning_recorded.call_historic(kwargs=content)
             elif kind == "more":
-                process.connection.send(self._next(process))
+                process.connection.send(self._next(session, process))
             elif kind == "interrupted":
                 raise session.Interrupted(content)
             else:
@@ -156,11 +159,12 @@ class ForkedTests:
         if session.shouldstop:
             raise session.Interrupted(session.shouldstop)
 
-    def _next(self, process: _Process) -> list[int]:
+    def _next(self, session: pytest.Session, process: _Process) -> list[int]:
         """Tests for it to go on with; none where none are left."""
         if not process.share:
             largest = max(self._processes, key=lambda other: len(other.share)).share
-            process.share.extend(largest.pop() for _ in range((len(largest) + 1) // 2))
+            cut = cut_between_files([session.items[number].path for number in largest], len(largest) // 2)
+            process.share.extend(largest.pop() for _ in range(len(largest) - cut))
             process.share.reverse()
         left = sum(len(each.share) for each in self._processes)
         count = max(1, min(_AT_ONCE, left // (4 * self._count)))
@@ -203,6 +207,14 @@ class ForkedTests:
         for process in self._processes:
             os.waitpid(process.pid, 0)
         self._processes.clear()
+
+
+def cut_between_files(files: Sequence[Path], middle: int) -> int:
+    """How many tests of these files come before the cut: ``middle``, or what is nearest to it and parts no file, where
+    no more than a quarter of them all lies between."""
+    starts = [each for each in range(1, len(files)) if files[each - 1] != files[each]]
+    nearest = min(starts, key=lambda each: abs(each - middle), default=middle)
+    return nearest if abs(nearest - middle) <= len(files) // 4 else middle
 
 
 def _fork() -> int:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from forked_tests import cut_between_files
+
 HERE = Path(__file__).parent
 CONFTEST = f"""
 import sys
@@ -121,3 +123,55 @@ def test_the_first_failure_ends_all(tmp_path: Path) -> None:
     assert "stopping after 1 failures" in text
     passed = re.search(r"(\d+) passed", text)
     assert passed is None or int(passed[1]) < 1900
+
+
+@pytest.mark.parametrize(
+    ("files", "middle", "cut"),
+    [
+        ("aaabbbbb", 4, 3),
+        ("aaaaabbb", 4, 5),
+        ("aaaabbbb", 4, 4),
+        ("aabbbbbb", 4, 2),
+        ("abbbbbbb", 4, 4),  # further off than a quarter
+        ("aabbbccc", 4, 5),
+        ("aaaaaaaa", 4, 4),
+        ("ab", 1, 1),
+        ("a", 0, 0),
+        ("", 0, 0),
+    ],
+)
+def test_a_share_ends_with_a_file_if_one_ends_nearby(files: str, middle: int, cut: int) -> None:
+    assert cut_between_files([Path(name) for name in files], middle) == cut
+
+
+MODULES = """
+import os, time
+from pathlib import Path
+import pytest
+
+MADE = Path("made")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _made():
+    with MADE.open("a") as made:
+        made.write(f"{Path(__file__).name} {os.getpid()}\\n")
+    while len({line.split()[1] for line in MADE.read_text().splitlines()}) < 3:
+        time.sleep(0.001)  # nobody takes from a process that has not begun
+
+
+@pytest.mark.parametrize("number", range(COUNT))
+def test_many(number):
+    pass
+"""
+
+
+def test_each_process_begins_with_whole_files(tmp_path: Path) -> None:
+    """Six files for three processes, though a third of the tests does not end with one."""
+    for number, count in enumerate((320, 300, 280, 310, 290, 300)):
+        (tmp_path / f"test_{number}.py").write_text(MODULES.replace("COUNT", str(count)))
+    text = run(tmp_path, "def test_fails():\n    assert False\n")
+    assert "1 failed, 1800 passed" in text
+    made = [line.split() for line in (tmp_path / "made").read_text().splitlines()]
+    first = {process: name for name, process in reversed(made)}
+    assert set(first.values()) == {"test_0.py", "test_2.py", "test_4.py"}

@@ -17,6 +17,8 @@ RUN_AS_PROGRAMS = (
     *(WORKER, "cudadent42.stages.profile.target", "cudadent42.native.build"),
     *("cudadent42.recording.child", "cudadent42.agents.work", "cudadent42.audit.nursery"),
 )
+START_WORKERS = (COMMAND_LINE, "cudadent42.agents.work")
+"""Programs that start programs of the lab in turn."""
 AT_FIRST_USE = (
     "torch",
     "torch.nn.attention.bias",  # and with it torch._dynamo and sympy, most of a worker's time

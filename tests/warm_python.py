@@ -9,8 +9,8 @@ what an interpreter or its libraries read once, at their start.
 What starts in a sandbox is forked too: it confines itself as ever, and goes on as what it would have executed. With
 ``--slow``, and where a test is `fresh`, it is executed. What is forked is brief about its clocks (`brief_timing`).
 
-A command line gets a server of its own, for what it starts in turn, and so does a text. It is forked before either
-begins, so that nothing of them is in its children.
+A command line gets a server of its own, for what it starts in turn, and so do an agent's task and a text. It is forked
+before any of these begins, so that nothing of them is in its children.
 
 Linux alone: a forked process becomes a child of the one that asked for it by outliving its parent (prctl(2),
 ``PR_SET_CHILD_SUBREAPER``).
@@ -290,7 +290,7 @@ def _begin(request: Mapping[str, Any], files: Sequence[int], connection: socket.
     if arguments[0].endswith(".py"):
         run_to_its_end(lambda: _run_script(arguments))
     module = arguments[arguments.index("-m") + 1]
-    if module == programs.COMMAND_LINE:
+    if module in programs.START_WORKERS:
         _serve_this_one()
     if module == programs.SANDBOX:
         _go_on_instead_of_executing()

@@ -250,9 +250,13 @@ def test_stop_ends_all_that_a_race_started_and_nothing_else(project: Path) -> No
 
 
 @ONLY_LINUX
-@pytest.mark.usefixtures("fresh_processes")
-def test_the_race_of_a_server_that_is_killed_ends_with_it(project: Path) -> None:
+@pytest.mark.parametrize("fresh", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_race_of_a_server_that_is_killed_ends_with_it(
+    project: Path, fresh: bool, request: pytest.FixtureRequest
+) -> None:
     """Spoken to by hand, as a client of another make does."""
+    if fresh:
+        request.getfixturevalue("fresh_processes")
     wish = {**ANY, "implementation": "without_end.py:attention", "suite": "agents.toml", "device": "cpu"}
     client = {
         "protocolVersion": "2025-06-18",
