@@ -347,7 +347,8 @@ def _make_launcher(
     function = load(compiled, device.index, capturing, allow_defects=True)
     grid = device.multiprocessors
     if configuration.cluster > 1:
-        grid = configuration.cluster * clusters_at_once(function, compiled)
+        # Workspace and counters are for a block on each multiprocessor, of which some kernels would run two.
+        grid = configuration.cluster * min(clusters_at_once(function, compiled), grid // configuration.cluster)
     team = 1 if problem.split_keys else configs.team_for(problem.num_kv_heads, grid)
     grid -= grid % math.lcm(configuration.cluster, team)
     launcher = Launcher(function, (grid, 1, 1), compiled, ARGUMENT_BYTES, dependent=configuration.dependent)
