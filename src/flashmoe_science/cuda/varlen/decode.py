@@ -268,6 +268,9 @@ def _repeat(
         {"query": _ALIGNMENT, "out": _ALIGNMENT, "key": cache_alignment, "value": cache_alignment},
         pool,
         index,
+        range(configs.SHORT + 1)
+        if sizes.max_seqlen_k <= configs.SHORT
+        else range(configs.SHORT + 1, 1 << 31),
     )
     written_for = -1
 
@@ -348,7 +351,9 @@ def _make_launcher(
     grid = device.multiprocessors
     if configuration.cluster > 1:
         # Workspace and counters are for a block on each multiprocessor, of which some kernels would run two.
-        grid = configuration.cluster * min(clusters_at_once(function, compiled), grid // configuration.cluster)
+        grid = configuration.cluster * min(
+            clusters_at_once(function, compiled), grid // configuration.cluster
+        )
     team = 1 if problem.split_keys else configs.team_for(problem.num_kv_heads, grid)
     grid -= grid % math.lcm(configuration.cluster, team)
     launcher = Launcher(function, (grid, 1, 1), compiled, ARGUMENT_BYTES, dependent=configuration.dependent)
