@@ -1,7 +1,8 @@
 """The decode kernel (`kernels/cuda/attention_decode.cu`): few query rows of each sequence, lengths on the device.
 
-What is launched depends on no length and no number of sequences: the grid has a block for each multiprocessor, and the
-blocks find their shares of the keys themselves.
+What is launched depends on no length that lies on the device. Of what the host knows, the number of sequences and
+whether the bound on keys is short choose blocks of a cluster. The grid has a block for each multiprocessor with room,
+and the blocks find their shares of the keys themselves.
 """
 
 from __future__ import annotations
