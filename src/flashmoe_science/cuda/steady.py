@@ -51,7 +51,10 @@ class Fields(ctypes.Structure):
             for name in ("matches", "allocate", "layout", "lse_layout", "stream_of", "device")
         ),
         *((name, ctypes.py_object) for name in ("current_device", "counters")),
-        *((name, ctypes.c_int64) for name in ("device_index", "max_seqlen_q", "max_seqlen_k")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("device_index", "max_seqlen_q", "least_seqlen_k", "most_seqlen_k")
+        ),
         *(
             (name, ctypes.c_void_p)
             for name in ("stream", "argument", "is_capturing", "launch", "config", "function", "arguments")
@@ -78,6 +81,8 @@ class Target:
     """At a multiple of how many bytes an input has to start, where that is not any."""
     counters: TicketPool
     device: int
+    bounds: range = range((1 << 31) - 1)
+    """Values of `max_seqlen_k` with which the launch is the same."""
     stream: ctypes.c_int64 = field(default_factory=lambda: ctypes.c_int64(_ANY))
     """For which the argument was written."""
 
@@ -123,7 +128,8 @@ def repeated_call(kind: Kind, target: Target) -> RepeatedCall | None:
         counters=target.counters,
         device_index=target.device,
         max_seqlen_q=kind.max_seqlen_q,
-        max_seqlen_k=_ANY,
+        least_seqlen_k=target.bounds.start,
+        most_seqlen_k=target.bounds.stop - 1,
         stream=ctypes.addressof(target.stream),
         argument=ctypes.addressof(launcher.buffer),
         launch=_address(launcher.entry),

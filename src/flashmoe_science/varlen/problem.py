@@ -147,7 +147,7 @@ REPEATED = (
 
 @dataclass(frozen=True)
 class Repeat:
-    """Makes calls that are like an earlier one. They depend on no ``max_seqlen_k``."""
+    """Makes calls that are like an earlier one, with the same bounds."""
 
     call: Callable[[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor | None], None]
     """Of the tensors of `REPEATED` that it was given, like the earlier ones in all but addresses and contents, into

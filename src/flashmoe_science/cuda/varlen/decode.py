@@ -1,7 +1,8 @@
 """The decode kernel (`kernels/cuda/attention_decode.cu`): few query rows of each sequence, lengths on the device.
 
-What is launched depends on no length and no number of sequences: the grid has a block for each multiprocessor, and the
-blocks find their shares of the keys themselves.
+What is launched depends on no length that lies on the device. Of what the host knows, the number of sequences and
+whether the bound on keys is short choose blocks of a cluster. The grid has a block for each multiprocessor with room,
+and the blocks find their shares of the keys themselves.
 """
 
 from __future__ import annotations
@@ -268,6 +269,9 @@ def _repeat(
         {"query": _ALIGNMENT, "out": _ALIGNMENT, "key": cache_alignment, "value": cache_alignment},
         pool,
         index,
+        range(configs.SHORT + 1)
+        if sizes.max_seqlen_k <= configs.SHORT
+        else range(configs.SHORT + 1, 1 << 31),
     )
     written_for = -1
 
@@ -347,7 +351,10 @@ def _make_launcher(
     function = load(compiled, device.index, capturing, allow_defects=True)
     grid = device.multiprocessors
     if configuration.cluster > 1:
-        grid = configuration.cluster * clusters_at_once(function, compiled)
+        # Workspace and counters are for a block on each multiprocessor, of which some kernels would run two.
+        grid = configuration.cluster * min(
+            clusters_at_once(function, compiled), grid // configuration.cluster
+        )
     team = 1 if problem.split_keys else configs.team_for(problem.num_kv_heads, grid)
     grid -= grid % math.lcm(configuration.cluster, team)
     launcher = Launcher(function, (grid, 1, 1), compiled, ARGUMENT_BYTES, dependent=configuration.dependent)

@@ -52,7 +52,7 @@ struct RepeatedCall {
     PyObject* counters;                          // a pool of them, which may be scarce
     int64_t device_index;
     int64_t max_seqlen_q;
-    int64_t max_seqlen_k;                        // ANY: the launch does not depend on it
+    int64_t least_seqlen_k, most_seqlen_k;       // bounds of keys with which the launch is the same
     const int64_t* stream;                       // that the argument was written for; ANY: for none yet
     uint64_t* argument;                          // of the kernel, in words of 8 bytes
     int (*is_capturing)(void* stream, int* status);  // the driver's, as the next
@@ -108,9 +108,9 @@ uint64_t address_of(const RepeatedCall& call, PyObject* tensor) {
     return (uint64_t)integer_of(PyObject_CallFunctionObjArgs(call.data_ptr, tensor, nullptr));
 }
 
-bool same_bound(PyObject* given, int64_t same) {
+bool bound_within(PyObject* given, int64_t least, int64_t most) {
     const long bound = PyLong_AsLong(given);
-    return bound >= 0 && (same == ANY || bound == same);
+    return bound >= least && bound <= most;
 }
 
 // The default stream, whose handle is 0, cannot be captured.
@@ -126,7 +126,8 @@ PyObject* repeated_call(PyObject* self, PyObject* const* arguments, intptr_t cou
     if (count != 4) return not_like();
     PyObject *const inputs = arguments[0], *const options = arguments[1];
     if (PyTuple_GetItem(options, 0) != call.causal || PyTuple_GetItem(options, 5) != call.return_lse) return not_like();
-    if (!same_bound(arguments[2], call.max_seqlen_q) || !same_bound(arguments[3], call.max_seqlen_k)) return not_like();
+    if (!bound_within(arguments[2], call.max_seqlen_q, call.max_seqlen_q)) return not_like();
+    if (!bound_within(arguments[3], call.least_seqlen_k, call.most_seqlen_k)) return not_like();
     for (int64_t i = 0; i < call.absent; ++i) {
         if (PyTuple_GetItem(inputs, call.index_absent[i]) != &_Py_NoneStruct) return not_like();
     }

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from emulated import NEEDS_COMPILER
-from emulated_decode import options, run_on_cpu
+from emulated_decode import inputs_of, options, run_on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problems import H200
 from varlen_cases import Shape, bounds, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science.configs.attention import decode as configs
+from flashmoe_science.cuda.varlen import decode
+from flashmoe_science.varlen.arguments import check, check_sizes
 
 
 @settings(max_examples=60, deadline=None)
@@ -74,3 +79,27 @@ def test_clusters_are_for_few_sets_of_rows() -> None:
 )
 def test_a_team_divides_heads_and_grid(kv_heads: int, multiprocessors: int, team: int) -> None:
     assert configs.team_for(kv_heads, multiprocessors) == team
+
+
+@pytest.mark.parametrize(("at_once", "blocks"), [(15, 120), (16, 128), (33, 128)])
+def test_a_grid_has_no_more_blocks_than_workspace_and_counters(
+    at_once: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A multiprocessor runs two blocks of a kernel that takes less than half of its registers."""
+    grids: list[tuple[int, int, int]] = []
+
+    class NoLauncher:
+        buffer = bytearray(decode.ARGUMENT_BYTES)
+
+        def __init__(self, _function: object, grid: tuple[int, int, int], *_: Any, **__: Any) -> None:
+            grids.append(grid)
+
+    monkeypatch.setattr(decode, "Launcher", NoLauncher)
+    monkeypatch.setattr(decode, "load", lambda *arguments, **options: None)
+    monkeypatch.setattr(decode, "clusters_at_once", lambda *arguments: at_once)
+    inputs = inputs_of(packed(Shape((1,), (1000,), 4, 4, 32, dtype=torch.bfloat16)))
+    problem = check(inputs, options())
+    configuration = decode.configuration_for(problem, check_sizes(inputs, 1, 1000), H200)
+    assert configuration.cluster == 8
+    decode._make_launcher(configuration, problem, H200, False)
+    assert grids == [(blocks, 1, 1)]

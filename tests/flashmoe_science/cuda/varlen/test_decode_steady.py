@@ -127,11 +127,28 @@ def test_layers_of_a_step(gpu: Gpu, kind: str, own_output: bool, return_lse: boo
 
 def test_longer_keys_are_no_other_call_and_no_wrong_ones_are_taken(gpu: Gpu) -> None:
     layer = paged(SHAPE, 16)
-    for most in (300, 301, 302, 5000):
+    for most in (300, 301, 302, configs.SHORT):
         attend(layer, max_seqlen_k=most)
     assert (gpu.launches, gpu.in_python) == (4, 0)
     with pytest.raises(InputError, match="max_seqlen_k is -1"):
         attend(layer, max_seqlen_k=-1)
+
+
+def test_longer_keys_that_another_kernel_is_for_are_another_call(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, asked = paged(SHAPE, 16), list[int]()
+    choose = configs.cluster_for
+
+    def cluster_for(architecture: str, sets: int, most_keys: int, multiprocessors: int) -> int:
+        asked.append(most_keys)
+        return choose("sm_80", sets, most_keys, multiprocessors)
+
+    monkeypatch.setattr(configs, "cluster_for", cluster_for)
+    for most in (configs.SHORT, 300, configs.SHORT + 1, 5000, configs.SHORT):
+        attend(layer, max_seqlen_k=most)
+    assert asked == [configs.SHORT, configs.SHORT + 1]
+    assert gpu.launches == 5
 
 
 def test_streams_captures_and_kinds_in_turn(gpu: Gpu) -> None:
