@@ -352,9 +352,10 @@ def _make_launcher(
     grid = device.multiprocessors
     if configuration.cluster > 1:
         # Workspace and counters are for a block on each multiprocessor, of which some kernels would run two.
-        grid = configuration.cluster * min(
-            clusters_at_once(function, compiled), grid // configuration.cluster
-        )
+        clusters = min(clusters_at_once(function, compiled), grid // configuration.cluster)
+        if clusters == 0:  # a part of a GPU may have no such cluster's room
+            return _make_launcher(replace(configuration, cluster=1), problem, device, capturing)
+        grid = configuration.cluster * clusters
     team = 1 if problem.split_keys else configs.team_for(problem.num_kv_heads, grid)
     grid -= grid % math.lcm(configuration.cluster, team)
     launcher = Launcher(function, (grid, 1, 1), compiled, ARGUMENT_BYTES, dependent=configuration.dependent)

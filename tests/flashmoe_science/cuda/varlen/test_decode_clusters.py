@@ -81,11 +81,12 @@ def test_a_team_divides_heads_and_grid(kv_heads: int, multiprocessors: int, team
     assert configs.team_for(kv_heads, multiprocessors) == team
 
 
-@pytest.mark.parametrize(("at_once", "blocks"), [(15, 120), (16, 128), (33, 128)])
+@pytest.mark.parametrize(("at_once", "blocks"), [(0, 132), (15, 120), (16, 128), (33, 128)])
 def test_a_grid_has_no_more_blocks_than_workspace_and_counters(
     at_once: int, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A multiprocessor runs two blocks of a kernel that takes less than half of its registers."""
+    """A multiprocessor runs two blocks of a kernel that takes less than half of its registers. Where no cluster
+    fits, blocks work alone."""
     grids: list[tuple[int, int, int]] = []
 
     class NoLauncher:
