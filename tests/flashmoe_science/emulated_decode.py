@@ -13,7 +13,7 @@ from problems import H200
 from varlen_cases import Call
 
 from flashmoe_science.configs.attention.decode import DecodeConfiguration
-from flashmoe_science.cuda.varlen import decode
+from flashmoe_science.cuda.varlen import decode, decode_workspace
 from flashmoe_science.varlen.arguments import Inputs, Options, check, check_sizes
 from flashmoe_science.varlen.problem import Tensors
 
@@ -53,8 +53,8 @@ def run_on_cpu(
     output = torch.full(shape, torch.nan, dtype=problem.dtype)
     lse = torch.full(shape[:2], torch.nan)
     if memory is None:
-        size = decode.workspace_bytes(problem, checked, configuration, grid)
-        counters = decode.arrival_counters(grid, configuration)
+        size = decode_workspace.workspace_bytes(problem, checked, configuration, grid)
+        counters = decode_workspace.arrival_counters(grid, configuration)
         memory = torch.full((size // 4,), torch.nan), torch.zeros(counters, dtype=torch.int32)
     workspace, arrivals = memory
     buffer = ctypes.create_string_buffer(decode.ARGUMENT_BYTES)

@@ -73,11 +73,6 @@ def write_arguments(buffer: Any, seen: torch.Tensor, pitch: int) -> None:
     _REST.pack_into(buffer, _ADDRESSES.size, *seen.stride(), pitch, seqlen_q, seqlen_k, batch * seqlen_q)
 
 
-def write_addresses(buffer: Any, *addresses: int) -> None:
-    """Of the mask, keys, counts and starts."""
-    _ADDRESSES.pack_into(buffer, 0, *addresses)
-
-
 def _check(tensors: Tensors, options: Options) -> None:
     """The operator did."""
 

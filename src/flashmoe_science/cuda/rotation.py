@@ -156,11 +156,6 @@ def write_arguments(buffer: Any, tensors: Tensors, results: list[Layout], invers
     )
 
 
-def write_addresses(buffer: Any, *addresses: int) -> None:
-    """Of query, key, cosine, sine and both results."""
-    _ADDRESSES.pack_into(buffer, 0, *addresses)
-
-
 def _check(tensors: Tensors, options: Options) -> None:
     query, key, *tables = tensors
     lanes = VECTOR_BYTES // query.element_size()

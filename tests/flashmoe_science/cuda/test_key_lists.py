@@ -60,7 +60,7 @@ def emulate(seen: torch.Tensor, pitch: int) -> tuple[torch.Tensor, ...]:
     ]
     arguments = ctypes.create_string_buffer(key_lists.ARGUMENT_BYTES)
     key_lists.write_arguments(arguments, seen, pitch)
-    key_lists.write_addresses(arguments, seen.data_ptr(), *(each.data_ptr() for each in results))
+    key_lists._ADDRESSES.pack_into(arguments, 0, seen.data_ptr(), *(each.data_ptr() for each in results))
     compile_emulation(key_lists.kernel(seqlen_k, "sm_90"), "KeyListsParameters").run(arguments, rows)
     for each in results:
         assert (each[-GUARD:] == -7).all()

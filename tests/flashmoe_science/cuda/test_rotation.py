@@ -31,7 +31,7 @@ def emulate(tensors: Tensors, inverse: bool) -> tuple[torch.Tensor, torch.Tensor
     ]
     arguments = ctypes.create_string_buffer(rotation.ARGUMENT_BYTES)
     rotation.write_arguments(arguments, tensors, layouts, inverse)
-    rotation.write_addresses(arguments, *(each.data_ptr() for each in (*tensors, *stores)))
+    rotation._ADDRESSES.pack_into(arguments, 0, *(each.data_ptr() for each in (*tensors, *stores)))
     kernel = rotation.kernel(query.dtype, "sm_90")
     blocks = -(-rotation.threads_of(query, key) // rotation.THREADS)
     compile_emulation(kernel, "RotateParameters").run(arguments, blocks)

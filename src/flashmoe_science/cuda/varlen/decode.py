@@ -21,12 +21,12 @@ from flashmoe_science.configs.attention import decode as configs
 from flashmoe_science.configs.attention.decode import KEY_TILE, MOST_DIM, Cache, DecodeConfiguration, Pages
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import check, library, load
-from flashmoe_science.cuda.kept import kept
 from flashmoe_science.cuda.launch import Launcher, clusters_at_once
-from flashmoe_science.cuda.repeat import Allocate, cuda_allocator, raw_stream
+from flashmoe_science.cuda.repeat import cuda_allocator, raw_stream
 from flashmoe_science.cuda.steady import Target
 from flashmoe_science.cuda.tickets import TicketPool, decode_arrival_pool, is_capturing
 from flashmoe_science.cuda.varlen.arguments import division
+from flashmoe_science.cuda.varlen.decode_workspace import arrival_counters, shared_workspace, workspace_bytes
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -57,8 +57,6 @@ _WORDS = {name: REPEATED.index(name) + (name in REPEATED[4:]) for name in REPEAT
 """Of 8 bytes: where the addresses of a call are."""
 ARGUMENT_BYTES = _TREE_AT + _ADDRESS.size
 _UNLIMITED = 1 << 30
-_PARTIAL_BYTES = 4 * (4 * 32 + 2 * 4)
-"""The kernel's `Partial`: four sums for each lane, two statistics for each of four rows."""
 _ALIGNMENT = 16
 _MISALIGNED = (
     f"query, key, value or out does not start at a multiple of {_ALIGNMENT} bytes (a view at an odd offset); "
@@ -66,7 +64,6 @@ _MISALIGNED = (
 )
 _BUILT_AHEAD = (64, 128)
 """Head dimensions."""
-_MOST_WORKSPACE = 1 << 30
 _BEFORE_FP8 = ("sm_75", "sm_80", "sm_86")
 
 
@@ -361,54 +358,6 @@ def _make_launcher(
     launcher = Launcher(function, (grid, 1, 1), compiled, ARGUMENT_BYTES, dependent=configuration.dependent)
     write_plan(launcher.buffer, problem, grid, team)
     return launcher
-
-
-class _Workspaces(threading.local):
-    """Of this thread, by device and stream: what launches leave there is read by themselves alone."""
-
-    def __init__(self) -> None:
-        self.of_stream: dict[tuple[int, int], torch.Tensor] = {}
-
-
-_workspaces = _Workspaces()
-
-
-def shared_workspace(allocate: Allocate, device: int, stream: int, grid: int) -> torch.Tensor:
-    """That of all launches without `split_keys` that this thread makes on a stream, the current one of its device.
-
-    One for all problems: strides are part of a problem, and those of a cache that grows are others at each step.
-    """
-    workspace = _workspaces.of_stream.get((device, stream))
-    if workspace is None:
-        size = 2 * grid * configs.MOST_QUADS * _PARTIAL_BYTES
-        workspace = kept(lambda: allocate((size,), (1,), torch.uint8))
-        _workspaces.of_stream[device, stream] = workspace
-    return workspace
-
-
-def arrival_counters(grid: int, configuration: DecodeConfiguration) -> int:
-    """Of a launch: for each warp of a block where pieces meet in groups, and where groups do."""
-    return 2 * grid * configuration.warps
-
-
-def workspace_bytes(problem: Problem, sizes: Sizes, configuration: DecodeConfiguration, grid: int) -> int:
-    """What blocks leave each other: two results each. With `split_keys` one for each piece of each set of rows.
-
-    Raises InputError where pieces are so many that these take more than a gigabyte.
-    """
-    slot = configuration.quads * _PARTIAL_BYTES
-    if not problem.split_keys:
-        return 2 * grid * slot
-    rows = sizes.max_seqlen_q * (problem.num_heads // problem.num_kv_heads)
-    sets = sizes.batch * problem.num_kv_heads * -(-rows // configuration.rows)
-    pieces = sets * (-(-sizes.max_seqlen_k // problem.split_keys) + 1)
-    if pieces * slot > _MOST_WORKSPACE:
-        raise InputError(
-            f"split_keys={problem.split_keys} cuts {sizes.batch} sequences of up to {sizes.max_seqlen_k} keys into so "
-            f"many parts that their results take {pieces * slot >> 20} MiB; expected at most {_MOST_WORKSPACE >> 20}: "
-            "give a larger split_keys, or closer bounds"
-        )
-    return pieces * slot
 
 
 def write_plan(buffer: Any, problem: Problem, grid: int, team: int) -> None:

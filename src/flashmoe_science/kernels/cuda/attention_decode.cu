@@ -70,25 +70,6 @@ __device__ __forceinline__ void copy_queries(const Parameters& p, const Segment&
     copy_commit();
 }
 
-#if TREE
-// By the block's last warp: what a segment's rows do not see of the keys of queries, if it has some of them.
-__device__ __forceinline__ void find_hidden(const Parameters& p, Segment& segment) {
-    const int lane = threadIdx.x % 32;
-    if (threadIdx.x / 32 != WARPS - 1 || segment.tree_tile > (segment.last_key - 1) / kTileKeys) return;
-    const uint64* const words = p.tree_mask + segment.query_start;
-    const uint64 unseen = unseen_by_all(words, divide(segment.rows, p.by_group), p.right, lane);
-    const int first = kTileKeys * segment.tree_tile - segment.past;
-    const uint64 word = words[locate(min(segment.first_row + lane % kRows, segment.rows - 1), p).position];
-#pragma unroll
-    for (int tile = 0; tile < kTreeTiles; ++tile) {
-        const uint32 own = hidden_from(word, first + kTileKeys * tile) & 0xffff;
-        const uint32 next = __shfl_xor_sync(0xffffffffu, own, 1);
-        if (lane < kRows && lane % 2 == 0) segment.hidden[tile][lane / 2] = own | next << 16;
-        if (lane == 0) segment.unseen[tile] = bits_from(unseen, first + kTileKeys * tile) & 0xffff;
-    }
-}
-#endif
-
 // softcap * tanh(scale * x / softcap) in units of log2. 1 - 2 / (1 + exp(2 y)) is tanh(y), to float32's precision of 1.
 __device__ __forceinline__ float capped(float x, const Parameters& p) {
     return p.softcap_log2 * (1.0f - 2.0f * reciprocal(1.0f + exp2_approx(x * p.softcap_scale)));

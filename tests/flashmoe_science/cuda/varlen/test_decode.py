@@ -22,7 +22,7 @@ from flashmoe_science.configs.attention import decode as configs
 from flashmoe_science.configs.attention.decode import Pages
 from flashmoe_science.cuda import tickets
 from flashmoe_science.cuda.tickets import TicketPool
-from flashmoe_science.cuda.varlen import decode
+from flashmoe_science.cuda.varlen import decode, decode_workspace
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import LIMITS, check_block, limits
 from flashmoe_science.jit.nvrtc import compile_kernel
@@ -186,7 +186,7 @@ def test_what_is_chosen_fits(architecture: str, dims: tuple[int, int], rows: int
     check_block(chosen.label, architecture, chosen.threads, chosen.shared_bytes)
     assert chosen.rows >= min(rows, 8)
     assert chosen.rows <= configs.most_rows(max(head_dim, value_dim), pages, False)
-    assert decode.arrival_counters(H200.multiprocessors, chosen) <= configs.MOST_ARRIVALS
+    assert decode_workspace.arrival_counters(H200.multiprocessors, chosen) <= configs.MOST_ARRIVALS
 
 
 @each_architecture(ARCHITECTURES)
@@ -221,10 +221,10 @@ def test_the_workspace_depends_on_no_length_unless_keys_are_split() -> None:
     problem = check(inputs_of(paged(ONE_TOKEN, 16)), options())
     configuration = decode.configuration_for(problem, Sizes(5, 1, 300), H200)
     sizes = [Sizes(1, 1, 1), Sizes(4096, 1, 1 << 20)]
-    assert len({decode.workspace_bytes(problem, size, configuration, 132) for size in sizes}) == 1
+    assert len({decode_workspace.workspace_bytes(problem, size, configuration, 132) for size in sizes}) == 1
     split = dataclasses.replace(problem, split_keys=128)
     with pytest.raises(InputError, match="give a larger split_keys"):
-        decode.workspace_bytes(split, sizes[1], configuration, 132)
+        decode_workspace.workspace_bytes(split, sizes[1], configuration, 132)
 
 
 def test_launches_of_all_problems_share_the_workspace_of_a_stream() -> None:
@@ -237,13 +237,14 @@ def test_launches_of_all_problems_share_the_workspace_of_a_stream() -> None:
 
     grid, device = 3, 1 << 20  # which no other test has
     addresses = [
-        decode.shared_workspace(allocate, device, stream, grid).data_ptr() for stream in (5, 5, 6, 5)
+        decode_workspace.shared_workspace(allocate, device, stream, grid).data_ptr()
+        for stream in (5, 5, 6, 5)
     ]
     assert len(set(addresses)) == len(sizes) == 2
     assert addresses[0] == addresses[1] == addresses[3]
     problem = check(inputs_of(paged(ONE_TOKEN, 16)), options())
     needed = [
-        decode.workspace_bytes(
+        decode_workspace.workspace_bytes(
             problem,
             Sizes(1, 1, 1),
             configs.configuration(architecture, dim, dim, rows, pages, changes),
@@ -294,7 +295,7 @@ def test_a_repeated_call_is_the_call(page_size: int, extras: str, monkeypatch: p
     monkeypatch.setattr(
         decode, "cuda_allocator", lambda: lambda *layout: torch.empty_strided(*layout[:2], dtype=layout[2])
     )
-    monkeypatch.setattr(decode, "_workspaces", decode._Workspaces())
+    monkeypatch.setattr(decode_workspace, "_workspaces", decode_workspace._Workspaces())
     captured = [False]
     for module in (decode, tickets):
         monkeypatch.setattr(module, "is_capturing", lambda: captured[0])
@@ -352,7 +353,7 @@ def test_two_problems_in_turns_over_one_workspace_are_as_each_alone() -> None:
     )
     calls = [(paged(shape, 16, seed), tuple(bounds(shape).values())) for seed, shape in enumerate(shapes)]
     alone = [run_on_cpu(call, options(), sizes, grid) for call, sizes in calls]
-    size = 2 * grid * configs.MOST_QUADS * decode._PARTIAL_BYTES // 4
+    size = 2 * grid * configs.MOST_QUADS * decode_workspace._PARTIAL_BYTES // 4
     memory = torch.full((size + band,), torch.nan), torch.zeros(configs.MOST_ARRIVALS, dtype=torch.int32)
     memory[0][size:] = 42.0
     for _ in range(3):

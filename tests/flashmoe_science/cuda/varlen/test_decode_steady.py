@@ -22,7 +22,7 @@ from flashmoe_science.configs.attention import decode as configs
 from flashmoe_science.cuda import launch as launching
 from flashmoe_science.cuda import steady, tickets
 from flashmoe_science.cuda.tickets import TicketPool
-from flashmoe_science.cuda.varlen import decode
+from flashmoe_science.cuda.varlen import decode, decode_workspace
 from flashmoe_science.errors import InputError
 from flashmoe_science.varlen import launch
 
@@ -49,7 +49,7 @@ class Gpu:
         pool = TicketPool(torch.zeros(configs.MOST_ARRIVALS * 8, dtype=torch.int32), configs.MOST_ARRIVALS)
         monkeypatch.setattr(decode, "decode_arrival_pool", lambda device: pool)
         monkeypatch.setattr(decode, "cuda_allocator", lambda: launch.allocate_on_cpu)
-        monkeypatch.setattr(decode, "_workspaces", decode._Workspaces())
+        monkeypatch.setattr(decode_workspace, "_workspaces", decode_workspace._Workspaces())
         for module in (decode, steady):
             monkeypatch.setattr(module, "raw_stream", lambda device: self.stream)
         for module in (decode, tickets):

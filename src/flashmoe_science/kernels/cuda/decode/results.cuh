@@ -19,16 +19,6 @@ constexpr int kTogether = ROW_TILES > 1 || VALUE_DIM <= 64 || VALUE_DIM > 128 ? 
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kNaturalLogOf2 = 0.6931471805599453f;
 
-// Where a packed query row lies in its sequence.
-struct Row {
-    int position, head;  // head within the group
-};
-
-__device__ __forceinline__ Row locate(int row, const Parameters& p) {
-    const int position = divide(row, p.by_group);
-    return {position, row - position * p.group};
-}
-
 // Normalises and writes one quad, and with the row's first quad its lse. Rows without keys: zeros and -inf.
 __device__ __forceinline__ void write(const Parameters& p, const Segment& segment, int lane, int index, const float4& x,
                                       const Statistics& total) {

@@ -2,9 +2,9 @@
 //
 // Blocks are in teams: those of one go through the same keys side by side, each for its own part of the key/value heads, as
 // the heads of a key lie beside each other in most caches. All tiles of 16 keys that a block of each team goes through are
-// counted sequence by sequence, and in one, head by head (and set of query rows by set). They are dealt out in equal shares of consecutive units of some tiles, so that a
-// block shares at most its first and its last set with others. A unit is a power of two up to a pass of the block: the
-// fewer keys there are, the smaller. Sequences without work have no units.
+// counted: sequence by sequence, then by head, then by set of query rows. They are dealt out in equal shares of consecutive
+// units, so that a block shares at most its first and its last set. A unit is a power of two of tiles, up to a pass of the
+// block: the fewer keys, the smaller.
 //
 // Where there are clusters enough, each set is one cluster's: its blocks have equal parts, which meet in shared memory
 // (decode/gathering.cuh). A part may be empty; its block finishes some of the others' results all the same.
@@ -233,7 +233,8 @@ __device__ __forceinline__ void next_segment(const Parameters& p, Cursor& cursor
     const int within = cursor.within, units = cursor.units, keys = cursor.keys, rows = cursor.rows, past = cursor.past;
     const int taken = p.split_tiles > 0 ? 1 : min(units - within, end - unit);
     const int last_tile = (keys + kTileKeys - 1) / kTileKeys;  // one past
-    const int tile = CLUSTER > 1 ? min(cursor.first_tile + within * unit_tiles, last_tile) : cursor.first_tile + within * unit_tiles;
+    const int begin_tile = cursor.first_tile + within * unit_tiles;
+    const int tile = CLUSTER > 1 ? min(begin_tile, last_tile) : begin_tile;
     const int end_tile = min(tile + taken * unit_tiles, last_tile);
     const int first_row = cursor.row_block * kRows;
     const int first_key = max(cursor.first_key, kTileKeys * tile), last_key = min(keys, kTileKeys * end_tile);
@@ -327,5 +328,34 @@ __device__ __forceinline__ int slot_of_piece(const Parameters& p, const Meeting&
 
 // Of pieces of a group that is not the last.
 __device__ __forceinline__ int group_size(const Parameters& p) { return p.split_tiles > 0 ? kSplitPieces : kGroupPieces; }
+
+// Where a packed query row lies in its sequence.
+struct Row {
+    int position, head;  // head within the group
+};
+
+__device__ __forceinline__ Row locate(int row, const Parameters& p) {
+    const int position = divide(row, p.by_group);
+    return {position, row - position * p.group};
+}
+
+#if TREE
+// By the block's last warp: what a segment's rows do not see of the keys of queries, if it has some of them.
+__device__ __forceinline__ void find_hidden(const Parameters& p, Segment& segment) {
+    const int lane = threadIdx.x % 32;
+    if (threadIdx.x / 32 != WARPS - 1 || segment.tree_tile > (segment.last_key - 1) / kTileKeys) return;
+    const uint64* const words = p.tree_mask + segment.query_start;
+    const uint64 unseen = unseen_by_all(words, divide(segment.rows, p.by_group), p.right, lane);
+    const int first = kTileKeys * segment.tree_tile - segment.past;
+    const uint64 word = words[locate(min(segment.first_row + lane % kRows, segment.rows - 1), p).position];
+#pragma unroll
+    for (int tile = 0; tile < kTreeTiles; ++tile) {
+        const uint32 own = hidden_from(word, first + kTileKeys * tile) & 0xffff;
+        const uint32 next = __shfl_xor_sync(0xffffffffu, own, 1);
+        if (lane < kRows && lane % 2 == 0) segment.hidden[tile][lane / 2] = own | next << 16;
+        if (lane == 0) segment.unseen[tile] = bits_from(unseen, first + kTileKeys * tile) & 0xffff;
+    }
+}
+#endif
 
 }  // namespace
