@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 from cudadent42.base.append import AppendOnlyFile, whole_lines
 from cudadent42.base.errors import UnwritableError, UsageError
 from cudadent42.base.files import read_record, write_json
+from cudadent42.base.folders import is_locked
 from cudadent42.base.reading import read_bytes
 from cudadent42.base.serialise import encode, line_of, loads
 
@@ -129,17 +130,7 @@ class Journal(Generic[SetupT, EntryT]):
 
 def in_use(folder: Path) -> bool:
     """Whether a process has the folder's journal open, as far as this machine can tell."""
-    try:
-        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(lock)
-    return False
+    return is_locked(folder / LOCK)
 
 
 def read_entries(path: Path, kind: type[EntryT]) -> list[EntryT]:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.folders import is_locked
 from cudadent42.base.reading import read_json
 from cudadent42.base.serialise import decode
 from cudadent42.session.clock import Instant
@@ -86,19 +87,7 @@ def locked(folder: Path, session: str, here: Instant) -> Iterator[Holder | None]
 def holder_of(folder: Path) -> Holder | None:
     """Who works on a session now, as far as this machine can tell; takes no lock."""
     path = folder / LOCK
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _read(path)
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
-    return None
+    return _read(path) if is_locked(path) else None
 
 
 def _take(descriptor: int, path: Path) -> bool:
