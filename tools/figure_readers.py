@@ -171,29 +171,26 @@ def on_case(case: str) -> Callable[[Path], tuple[float, ...]]:
 
 def peak_share(dtype: str, files: str = "peak.json") -> Callable[[Path], float]:
     """Of runs of benchmarks/figures.py for the peak alone, one in each of ``files``: their median."""
-    return _median("share", dtype, files=files)
+    return _median("parts", "peak", "share", dtype, files=(files,))
 
 
 def share_between(dtype: str, files: str = "peak.json") -> Callable[[Path], float]:
     """The same, of multiply-adds just before each call."""
-    return _median("between", "share", dtype, files=files)
-
-
-def _median(*keys: str, files: str) -> Callable[[Path], float]:
-    def read(folder: Path) -> float:
-        names = sorted(path.name for path in folder.glob(files))
-        return statistics.median(field("parts", "peak", *keys, file=name)(folder) for name in names)
-
-    return read
+    return _median("parts", "peak", "between", "share", dtype, files=(files,))
 
 
 def decode_share(part: str, dtype: str) -> Callable[[Path], float]:
     """Of dense calls, in files of benchmarks/decode_cpu.py: the median of processes, ``part``, ``part-2`` and so on."""
     keys = ("dtypes", dtype, "ways", "dense", "share_of_median_reading")
+    return _median(*keys, files=(f"{part}/decode.json", f"{part}-*/decode.json"))
 
+
+def _median(*keys: str, files: Sequence[str]) -> Callable[[Path], float]:
     def read(folder: Path) -> float:
-        parts = [part, *sorted(path.name for path in folder.glob(f"{part}-*"))]
-        return statistics.median(field(*keys, file=f"{name}/decode.json")(folder) for name in parts)
+        names = [
+            path.relative_to(folder).as_posix() for pattern in files for path in sorted(folder.glob(pattern))
+        ]
+        return statistics.median(field(*keys, file=name)(folder) for name in names)
 
     return read
 

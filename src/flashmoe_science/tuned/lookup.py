@@ -19,7 +19,8 @@ PACKAGE_FOLDER = Path(__file__).parent / "tables"
 KERNELS_FOLDER = "kernels"
 """Beside a table: kernels in files of their own, with the settings of an entry."""
 
-_MOST_BYTES = 4 << 20
+MOST_BYTES = 4 << 20
+"""Of a table."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ def read_table(path: Path) -> tuple[TableEntry, ...]:
         return ()
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise TableError(f"{path} is larger than {_MOST_BYTES >> 20} MiB; split it")
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise TableError(f"{path} is larger than {MOST_BYTES >> 20} MiB; split it")
         return parse_table(content.decode(), str(path))
     except TableError:
         raise
