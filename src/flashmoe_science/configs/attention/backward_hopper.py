@@ -9,24 +9,27 @@ HEAD_DIMS = (64, 128)
 BLOCK_N = 128
 """Keys per block: 64 for each of two consumer warpgroups."""
 PIECES = 2
-PIECE_FLOATS = 64 * 64
 """Of dQ; each consumer computes one piece of a block of query rows."""
+_WIDE_ROWS = 80
 PREPARE_THREADS = 256
 PREPARE_DEPTH = 2
 """Rows that a thread has on the way where statistics are prepared."""
-CONVERT_THREADS = 256
 SWIZZLE_PANEL = 64
 """Columns of a shared-memory panel with the 128-byte swizzle."""
 _STAGES = 2
 _BARRIER_BYTES = 32 + 3 * _STAGES * 16 + _STAGES * 8 + _STAGES * 32 + 2 * 8 + 16
 """Of keys; of queries, their gradients and pieces; of scores; of tiles, with their slots; of sums, with their tile."""
-_STAGGERED_KEYS = 1024
+_STAGGERED_KEYS = 768
 """With head dimensions above 64 and no mask; elsewhere staggered tiles were slower."""
+_WIDE_CAUSAL_KEYS = 8192
+"""From so many on, steps of 80 query rows are faster with a mask too, where a kernel behind then converts the sums."""
 _SECTION_BYTES = 32 << 20
 _SECTION_HEADS = (16, 64)
 """Least and most. With few, blocks wait for each other: a tile adds its part of dQ after the tile with the keys before,
 and the way there and back is longer than a step. With many, the sums of dQ, which are read and written at every step,
 fall out of L2. Measured on an H200 (docs/kernels/backward-hopper.md)."""
+_LONG_SECTIONS = ((16384, 4), (4096, 8))
+"""From so many query rows on, so many heads: there the wait at the start weighs little, and fewer heads take less energy."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +43,26 @@ class HopperBackward:
     """A warp makes dQ of its sums, in place of a kernel behind. With a mask alone."""
     staggered: bool = False
     """Tiles of a head side by side, at no time two at the same query rows. Without a mask alone."""
+    wide: bool = False
+    """80 query rows per step in place of 64, and the gradient of the query transposed. At head dimension 128."""
 
     @property
     def block_m(self) -> int:
         """Query rows per step."""
-        return PIECES * PIECE_FLOATS // self.head_dim
+        return _WIDE_ROWS if self.wide else 8192 // self.head_dim
+
+    @property
+    def piece_floats(self) -> int:
+        """Of the gradient of the query that a consumer computes at a step."""
+        return self.block_m * self.head_dim // PIECES
 
     @property
     def threads(self) -> int:
         return 3 * 128
+
+    @property
+    def convert_threads(self) -> int:
+        return self.block_m * self.head_dim // 32
 
     @property
     def lanes(self) -> int:
@@ -60,29 +74,31 @@ class HopperBackward:
         row_bytes = 2 * self.head_dim
         keys = 2 * BLOCK_N * row_bytes
         rings = 2 * _STAGES * self.block_m * row_bytes
-        scores = _STAGES * (self.block_m // SWIZZLE_PANEL) * BLOCK_N * 2 * SWIZZLE_PANEL
-        pieces = (1 + self.converts) * PIECES * PIECE_FLOATS * 4
+        scores = _STAGES * self.block_m * BLOCK_N * 2
+        pieces = (1 + self.converts) * PIECES * self.piece_floats * 4
         statistics = 2 * _STAGES * self.block_m * 4 + self.converts * SWIZZLE_PANEL * 4
         return keys + rings + scores + pieces + statistics + _BARRIER_BYTES
 
 
 def configuration(
-    head_dim: int, causal: bool, *, seqlen_k: int = _STAGGERED_KEYS + 1, query: bool = True
+    head_dim: int, causal: bool, *, seqlen_k: int = 1024, query: bool = True
 ) -> HopperBackward | None:
     """None if the head dimension is larger than those that are compiled. ``query``: its gradient is asked for."""
     compiled = next((size for size in HEAD_DIMS if size >= head_dim), None)
     if compiled is None:
         return None
-    if causal:
+    if causal and (compiled == 64 or seqlen_k < _WIDE_CAUSAL_KEYS):
         return HopperBackward(compiled, causal, converts=query)
-    return HopperBackward(compiled, causal, staggered=compiled > 64 and seqlen_k <= _STAGGERED_KEYS)
+    staggered = compiled > 64 and not causal and seqlen_k <= _STAGGERED_KEYS
+    return HopperBackward(compiled, causal, staggered=staggered, wide=compiled > 64 and not staggered)
 
 
 def all_configurations() -> tuple[HopperBackward, ...]:
     """That `configuration` gives."""
     return (
-        *(HopperBackward(head_dim, False) for head_dim in HEAD_DIMS),
+        HopperBackward(64, False),
         HopperBackward(128, False, staggered=True),
+        *(HopperBackward(128, causal, wide=True) for causal in (False, True)),
         *(
             HopperBackward(head_dim, True, converts=query)
             for head_dim in HEAD_DIMS
@@ -91,7 +107,10 @@ def all_configurations() -> tuple[HopperBackward, ...]:
     )
 
 
-def key_heads_per_section(rows: int, head_dim: int) -> int:
+def key_heads_per_section(tile: HopperBackward, rows: int, head_dim: int) -> int:
     """How many key heads are worked on side by side; `rows`: query rows of all heads of a group."""
+    for long, heads in _LONG_SECTIONS[tile.causal :]:
+        if rows >= long and (tile.wide or not tile.causal):
+            return heads
     least, most = _SECTION_HEADS
     return max(least, min(most, round(_SECTION_BYTES / (rows * head_dim * 8))))

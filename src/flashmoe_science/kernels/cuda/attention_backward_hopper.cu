@@ -17,6 +17,7 @@
 #include "hopper_backward/scheduler.cuh"
 #include "hopper_backward/shared.cuh"
 #include "mma/descriptor.cuh"
+#include "mma/narrow_panel.cuh"
 #include "ptx/global.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared_floats.cuh"
@@ -30,6 +31,11 @@ using Scores = ptx::Wgmma<BLOCK_M>;
 using Gradient = ptx::Wgmma<HEAD_DIM>;
 using Piece = ptx::Wgmma<PIECE>;
 
+// Chunks of 16 query rows: of dV, those multiplied while dP is on the way, and of dS, those made at a time. Registers are too
+// short for all at 80 rows, where the products of one chunk run under the arithmetic of the next.
+constexpr int CHUNKS = BLOCK_M / 16;
+constexpr int EARLY = TRANSPOSED ? 1 : CHUNKS;
+constexpr int GROUP = TRANSPOSED ? 2 : CHUNKS;
 constexpr int NEVER = 1 << 30;
 
 // The same number, of which the compiler knows nothing: what is computed from it is computed again at each step, instead
@@ -41,7 +47,11 @@ __device__ __forceinline__ uint32 opaque(uint32 x) {
 
 // 64 keys (or values) times BLOCK_M query rows (or output gradients), both along the head dimension; issued, not awaited.
 __device__ __forceinline__ void multiply_rows(float (&s)[BLOCK_M / 2], uint64 keys, uint64 rows) {
-    ptx::forget(s);
+    if constexpr (TRANSPOSED) {
+        ptx::pin(s);  // the compiler then leaves probabilities in the scores' registers
+    } else {
+        ptx::forget(s);
+    }
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < HEAD_DIM / 16; ++k) {
@@ -50,34 +60,53 @@ __device__ __forceinline__ void multiply_rows(float (&s)[BLOCK_M / 2], uint64 ke
     ptx::wgmma_commit();
 }
 
-// sum += weights rows, along the query rows; issued, not awaited.
+// sum += weights rows, along the query rows, by chunks of 16; issued, not awaited.
+template <int BEGIN, int END>
 __device__ __forceinline__ void accumulate(float (&sum)[HEAD_DIM / 2], const uint32 (&weights)[BLOCK_M / 4],
                                            uint64 rows) {
-    ptx::pin(sum);
+    if constexpr (BEGIN == 0) ptx::pin(sum);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < BLOCK_M / 16; ++k) {
+    for (int k = BEGIN; k < END; ++k) {
         Gradient::rs(sum, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3],
                      rows + panel::mn_major_offset(k), 1);
     }
-    ptx::wgmma_commit();
 }
 
-// A piece of dQ: 64 query rows by 64 columns, along all keys of the block; issued, not awaited.
+template <int VALUE>
+struct Number {
+    static constexpr int value = VALUE;
+};
+
+// Calls `f` with Number<BEGIN>, the next GROUP and so on, below CHUNKS.
+template <int BEGIN, typename F>
+__device__ __forceinline__ void by_groups(const F& f) {
+    if constexpr (BEGIN < CHUNKS) {
+        f(Number<BEGIN>());
+        by_groups<BEGIN + GROUP>(f);
+    }
+}
+
+// A piece of dQ, along all keys of the block: query rows by head dims, or transposed; issued, not awaited.
 __device__ __forceinline__ void multiply_scores(float (&piece)[PIECE / 2], uint64 scores, uint64 keys) {
     ptx::forget(piece);
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < BLOCK_N / 16; ++k) {
-        Piece::ss<1>(piece, scores + panel::mn_major_offset(k), keys + panel::mn_major_offset(k), k != 0);
+        if constexpr (TRANSPOSED) {
+            Piece::ss<1>(piece, keys + panel::mn_major_offset(k), scores + narrow_panel::mn_major_offset(k), k != 0);
+        } else {
+            Piece::ss<1>(piece, scores + panel::mn_major_offset(k), keys + panel::mn_major_offset(k), k != 0);
+        }
     }
     ptx::wgmma_commit();
 }
 
 // An accumulator fragment, pairwise packed, is the operand fragment of a product along its columns.
+template <int BEGIN, int END>
 __device__ __forceinline__ void pack_fragment(const float (&s)[BLOCK_M / 2], uint32 (&packed)[BLOCK_M / 4]) {
 #pragma unroll
-    for (int i = 0; i < BLOCK_M / 4; ++i) packed[i] = pack(s[2 * i], s[2 * i + 1]);
+    for (int i = 4 * BEGIN; i < 4 * END; ++i) packed[i] = pack(s[2 * i], s[2 * i + 1]);
 }
 
 // The scores become probabilities. `lse`: of this lane's first column.
@@ -92,10 +121,11 @@ __device__ __forceinline__ void exponentiate(float (&s)[BLOCK_M / 2], float scal
     }
 }
 
-// The gradients of probabilities become those of scores.
+// The gradients of probabilities become those of scores, by chunks of 16 query rows.
+template <int BEGIN, int END>
 __device__ __forceinline__ void differentiate(float (&dp)[BLOCK_M / 2], const float (&p)[BLOCK_M / 2], uint32 delta) {
 #pragma unroll
-    for (int i = 0; i < BLOCK_M / 2; i += 4) {
+    for (int i = 8 * BEGIN; i < 8 * END; i += 4) {
         const float2 mean = load_shared_pair(delta + 8 * i);
         dp[i] = p[i] * (dp[i] - mean.x);
         dp[i + 1] = p[i + 1] * (dp[i + 1] - mean.y);
@@ -117,13 +147,15 @@ __device__ __forceinline__ void mask(float (&s)[BLOCK_M / 2], int low, int high)
     }
 }
 
-// Score gradients to shared memory, [key][query row], in panels of 64 query rows.
+// Score gradients to shared memory, [key][query row], in panels of 64 query rows, or of 16.
+template <int BEGIN, int END>
 __device__ __forceinline__ void store_scores(const uint32 (&packed)[BLOCK_M / 4], uint32 scores, int row) {
     const int half = threadIdx.x % 32 / 16;
 #pragma unroll
-    for (int k = 0; k < BLOCK_M / 16; ++k) {
-        store_matrices(panel::chunk_address<BLOCK_N>(scores, row, 2 * k + half), packed[4 * k], packed[4 * k + 1],
-                       packed[4 * k + 2], packed[4 * k + 3]);
+    for (int k = BEGIN; k < END; ++k) {
+        const uint32 address = TRANSPOSED ? narrow_panel::chunk_address<BLOCK_N>(scores, row, 2 * k + half)
+                                          : panel::chunk_address<BLOCK_N>(scores, row, 2 * k + half);
+        store_matrices(address, packed[4 * k], packed[4 * k + 1], packed[4 * k + 2], packed[4 * k + 3]);
     }
 }
 
@@ -165,7 +197,8 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         return panel::mn_major<BLOCK_N>(opaque(shared.key() + (PANELS == 2 ? consumer * KEY_PANEL_BYTES : 0)));
     };
     const auto piece_scores = [&](int buffer) {
-        return panel::mn_major<BLOCK_N>(opaque(shared.scores(buffer) + (PANELS == 2 ? 0 : consumer * SCORE_PANEL_BYTES)));
+        const uint32 scores = opaque(shared.scores(buffer) + (PANELS == 2 ? 0 : consumer * SCORE_PANEL_BYTES));
+        return TRANSPOSED ? narrow_panel::mn_major<BLOCK_N>(scores) : panel::mn_major<BLOCK_N>(scores);
     };
 
     float s[BLOCK_M / 2];
@@ -178,7 +211,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
 
     // The steps of `Walk`, without the heads: the step's first query row, and how many are left.
     const int last_row = (p.m_blocks - 1) * BLOCK_M;
-    int row = STAGGERED ? tile.first * BLOCK_M : last_row;
+    int row = last_row;  // where CAUSAL
     int left = Walk(p, tile).left;
     bool started = false;
 
@@ -220,14 +253,26 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         const uint32 gradient = shared.gradient(progress.steps().stage());
         ptx::mbarrier_wait(shared.gradient_full(progress.steps().stage()), progress.steps().parity());
         multiply_rows(dp, value_rows(), panel::k_major(opaque(gradient)));
-        pack_fragment(s, probabilities);
-        accumulate(dv, probabilities, panel::mn_major<BLOCK_M>(opaque(gradient)));
+        pack_fragment<0, EARLY>(s, probabilities);
+        accumulate<0, EARLY>(dv, probabilities, panel::mn_major<BLOCK_M>(opaque(gradient)));
+        ptx::wgmma_commit();
         ptx::wgmma_wait<1>();
         ptx::pin(dp);
-        differentiate(dp, s, shared.delta(progress.steps().stage()) + column * 4);
-        pack_fragment(dp, gradients);
-        store_scores(gradients, opaque(shared.scores(progress.steps().stage())), own_row + lane % 16);
-        accumulate(dk, gradients, panel::mn_major<BLOCK_M>(opaque(query)));
+        by_groups<0>([&](auto first) {
+            constexpr int BEGIN = decltype(first)::value;
+            constexpr int END = BEGIN + GROUP < CHUNKS ? BEGIN + GROUP : CHUNKS;
+            differentiate<BEGIN, END>(dp, s, shared.delta(progress.steps().stage()) + column * 4);
+            pack_fragment<BEGIN, END>(dp, gradients);
+            store_scores<BEGIN, END>(gradients, opaque(shared.scores(progress.steps().stage())), own_row + lane % 16);
+            if constexpr (EARLY < END) {
+                constexpr int LATE = BEGIN > EARLY ? BEGIN : EARLY;
+                pack_fragment<LATE, END>(s, probabilities);
+                accumulate<LATE, END>(dv, probabilities, panel::mn_major<BLOCK_M>(opaque(gradient)));
+                if constexpr (END == CHUNKS) ptx::wgmma_commit();
+            }
+            accumulate<BEGIN, END>(dk, gradients, panel::mn_major<BLOCK_M>(opaque(query)));
+        });
+        ptx::wgmma_commit();
         ptx::fence_async_shared();
         release(shared.scores_full(progress.steps().stage()));
         if (started) release(shared.piece_full(consumer));
@@ -235,9 +280,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
 
         const Ring done = progress.steps();
         progress.step();
-        if (STAGGERED) {
-            row = row < last_row ? row + BLOCK_M : 0;
-        } else {
+        if constexpr (CAUSAL) {
             row = row > read_tile(shared, progress.tiles().stage()).first * BLOCK_M ? row - BLOCK_M : last_row;
         }
         --left;

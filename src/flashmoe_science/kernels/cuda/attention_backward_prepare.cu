@@ -32,7 +32,7 @@ struct Parameters {
 constexpr int THREADS = 256;
 constexpr int DEPTH = 2;  // rows of a thread
 constexpr int ROWS = THREADS / LANES;  // at a time
-static_assert(BLOCK_M % (DEPTH * ROWS) == 0, "a block's rows belong to one query block");
+constexpr bool EVEN = BLOCK_M % (DEPTH * ROWS) == 0;  // the last block of threads of a head has no rows past those of its query blocks
 
 __device__ __forceinline__ float element(uint32 pair, bool high) {
     float x;
@@ -78,6 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_prepare
         float sum = dot(a[i].x, b[i].x, dot(a[i].y, b[i].y, dot(a[i].z, b[i].z, dot(a[i].w, b[i].w, 0.f))));
 #pragma unroll
         for (int distance = LANES / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
+        if (!EVEN && row >= p.m_blocks * BLOCK_M) continue;
         if (chunk == 0) {
             float reference = NEGATIVE_INFINITY;
             if (inside) reference = p.lse[static_cast<int64>(row_head) * p.seqlen_q + row];

@@ -1,4 +1,4 @@
-// Each thread its own accumulators, as soon as the product is issued. Descriptors with the 128-byte swizzle.
+// Each thread its own accumulators, as soon as the product is issued. Descriptors with the swizzle of 128 bytes or of 32.
 #pragma once
 #include "types.cuh"
 namespace ptx {
@@ -9,9 +9,10 @@ template <int COUNT> void forget(float (&)[COUNT]) {}
 // Elements (i, 0) to (i, 15) of an operand, i along M or N.
 inline void wgmma_operand(float (&row)[16], uint64 d, bool across, int i) {
   const uint32 start = (d & 0x3fff) << 4, leading = (d >> 16 & 0x3fff) << 4, stride = (d >> 32 & 0x3fff) << 4;
-  const uint32 first = across ? start + i/64*leading + i%64*2 : start + i/8*stride + i%8*128;
-  const uint32 step = across ? 128 : 2, half = across ? stride : 16; const char* arena = block_->arena.data();
-  for (int h=0;h<2;h++) { uint32 a = first + h*half; for (int k=8*h;k<8*h+8;k++, a+=step) { uint16 x; memcpy(&x, arena + (a ^ (a >> 3 & 0x70)), 2); row[k] = dec(x); } }
+  const bool narrow = d >> 62 == 3; const uint32 bytes = narrow ? 32 : 128, columns = bytes / 2, permuted = bytes - 16;
+  const uint32 first = across ? start + i/columns*leading + i%columns*2 : start + i/8*stride + i%8*bytes;
+  const uint32 step = across ? bytes : 2, half = across ? stride : 16; const char* arena = block_->arena.data();
+  for (int h=0;h<2;h++) { uint32 a = first + h*half; for (int k=8*h;k<8*h+8;k++, a+=step) { uint16 x; memcpy(&x, arena + (a ^ (a >> 3 & permuted)), 2); row[k] = dec(x); } }
 }
 template <int N> struct Wgmma {
   template <int A_ACROSS = 0, int B_ACROSS = A_ACROSS> static void ss(float (&d)[N/2], uint64 a, uint64 b, int accumulate) {

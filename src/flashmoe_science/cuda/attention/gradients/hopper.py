@@ -83,7 +83,10 @@ def main_kernel(tile: HopperBackward, dtype: torch.dtype) -> CudaKernel:
 
 def convert_kernel(tile: HopperBackward, dtype: torch.dtype) -> CudaKernel:
     return wgmma.kernel(
-        "attention_backward_convert", dtype, {"HEAD_DIM": tile.head_dim}, configs.CONVERT_THREADS
+        "attention_backward_convert",
+        dtype,
+        {"HEAD_DIM": tile.head_dim, "BLOCK_M": tile.block_m},
+        tile.convert_threads,
     )
 
 
@@ -92,7 +95,11 @@ def check(problem: BackwardProblem, configuration: Any) -> None:
         raise InputError(f"the Hopper backward kernel takes a HopperBackward, not {configuration!r}")
     wgmma.check_fits(problem, configuration)
     convertible = problem.causal and problem.needs.query
-    if (configuration.converts and not convertible) or (configuration.staggered and problem.causal):
+    if (
+        (configuration.converts and (not convertible or configuration.wide))
+        or (configuration.staggered and problem.causal)
+        or (configuration.wide and configuration.head_dim != 128)
+    ):
         raise InputError(f"{configuration} was chosen for another mask or other gradients: choose again")
     refusal = _refusal(problem)
     if refusal is not None:
@@ -146,7 +153,7 @@ def plan(
         m_blocks,
         n_blocks,
         kv_heads,
-        min(configs.key_heads_per_section(rows, problem.head_dim), kv_heads),
+        min(configs.key_heads_per_section(tile, rows, problem.head_dim), kv_heads),
         kv_heads * n_blocks,
         problem.head_dim,
         *problem.grad_key_strides,
@@ -187,7 +194,7 @@ def plan(
     statistics = heads * m_blocks * tile.block_m * _FLOAT_BYTES
     pieces = heads * m_blocks * configs.PIECES
     *parts, workspace = place(
-        statistics, statistics, (pieces + 1) * _FLOAT_BYTES, pieces * configs.PIECE_FLOATS * _FLOAT_BYTES
+        statistics, statistics, (pieces + 1) * _FLOAT_BYTES, pieces * tile.piece_floats * _FLOAT_BYTES
     )
     launch = _launch(prepare, main, convert, maps, parts, pieces * _FLOAT_BYTES, converted)
     return LaunchPlan(launch, workspace)

@@ -123,7 +123,7 @@ def prepare_launcher(
         prepare_kernel(problem.dtype, lanes=lanes, block_m=block_m, pieces=pieces),
         device,
         (
-            m_blocks * block_m // (PREPARE_THREADS // lanes * PREPARE_DEPTH),
+            -(-m_blocks * block_m // (PREPARE_THREADS // lanes * PREPARE_DEPTH)),
             problem.batch * problem.num_heads,
             1,
         ),

@@ -15,9 +15,12 @@ constexpr int BLOCK_N = ROWS * CONSUMERS;
 constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
 constexpr int PANELS = HEAD_DIM / 64;
 
-// Of the 64 x 64 piece of dQ that each consumer computes: a piece is a panel of head dims or half of the query rows.
-constexpr int PIECE = 64;
-constexpr int PIECE_FLOATS = PIECE * PIECE;
+// Of the piece of dQ that each consumer computes: a panel of 64 head dims or half of the query rows. Where the query rows are not
+// whole rows of wgmma, dQ is transposed: head dims are.
+constexpr bool TRANSPOSED = BLOCK_M % ROWS != 0;
+constexpr int PIECE = TRANSPOSED ? BLOCK_M : 64;
+constexpr int PIECE_FLOATS = ROWS * PIECE;
+static_assert(!TRANSPOSED || (PANELS == 2 && !CONVERTS), "transposed: a piece is a panel of head dims");
 constexpr uint32 PIECE_BYTES = PIECE_FLOATS * 4;
 static_assert(BLOCK_M * HEAD_DIM == CONSUMERS * PIECE_FLOATS, "each consumer computes one piece of dQ");
 

@@ -31,7 +31,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
         for (Walk walk(p, tile); walk.left > 0; walk.advance(p, tile)) {
             const int head = walk.row_head - tile.batch * p.num_heads;
             const int row = walk.m_block * BLOCK_M;
-            const int64 statistic = (static_cast<int64>(walk.row_head) * p.m_blocks + walk.m_block) * BLOCK_M;
+            const uint32 statistic = (walk.row_head * p.m_blocks + walk.m_block) * BLOCK_M;
             if (keys) {
                 ptx::mbarrier_wait(shared.keys_empty(), slot.count & 1);  // the slot is a tile ahead
                 ptx::mbarrier_expect_bytes(shared.key_full(), KEY_BYTES);
@@ -75,8 +75,8 @@ __device__ __forceinline__ void write_pieces(const Parameters& p, const Shared& 
         slot.advance();
         if (tile.n_block < 0) break;
         for (Walk walk(p, tile); walk.left > 0; walk.advance(p, tile)) {
-            const int64 index = (static_cast<int64>(walk.row_head) * p.m_blocks + walk.m_block) * CONSUMERS + consumer;
-            float* sums = p.sums + index * PIECE_FLOATS;
+            const uint32 index = (walk.row_head * p.m_blocks + walk.m_block) * CONSUMERS + consumer;
+            float* sums = p.sums + static_cast<int64>(index) * PIECE_FLOATS;
             const int turn = turn_of(p, tile.n_block, walk.m_block);
             ptx::mbarrier_wait(shared.piece_full(consumer), parity);
             if (turn == 0) {

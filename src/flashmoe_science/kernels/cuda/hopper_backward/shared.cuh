@@ -5,6 +5,7 @@
 #include "hopper_backward/parameters.cuh"
 #include "hopper_backward/scheduler.cuh"
 #include "mma/descriptor.cuh"
+#include "mma/narrow_panel.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/vector.cuh"
 
@@ -16,8 +17,8 @@ constexpr uint32 QUERY_BYTES = BLOCK_M * HEAD_DIM * 2;
 constexpr uint32 QUERY_PANEL_BYTES = BLOCK_M * panel::ROW_BYTES;
 constexpr uint32 STATISTIC_BYTES = BLOCK_M * 4;
 constexpr int STAGES = 2;  // of queries, output gradients and score gradients: one ring, whose stage is also the step's parity
-constexpr uint32 SCORE_PANEL_BYTES = BLOCK_N * panel::ROW_BYTES;  // 64 query rows, for all keys
-constexpr uint32 SCORE_BYTES = BLOCK_M / 64 * SCORE_PANEL_BYTES;
+constexpr uint32 SCORE_PANEL_BYTES = BLOCK_N * (TRANSPOSED ? narrow_panel::ROW_BYTES : panel::ROW_BYTES);  // of all keys
+constexpr uint32 SCORE_BYTES = BLOCK_N * BLOCK_M * 2;
 
 // What is converted, where CONVERTS: half a piece in, 64 rows of 64 columns out.
 constexpr uint32 HALF_BYTES = PIECE_BYTES / 2;

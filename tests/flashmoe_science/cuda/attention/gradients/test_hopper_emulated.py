@@ -58,6 +58,11 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (HopperBackward(64, False), 64, (1, 1), (64, 77), 1),
         (HopperBackward(128, False), 120, (2, 2), (70, 260), 1),
+        (HopperBackward(128, False, wide=True), 128, (2, 1), (200, 300), 2),
+        (HopperBackward(128, False, wide=True), 104, (2, 2), (81, 130), 1),
+        (HopperBackward(128, False, staggered=True, wide=True), 120, (2, 1), (330, 300), 3),
+        (HopperBackward(128, True, wide=True), 128, (4, 2), (130, 300), 1),
+        (HopperBackward(128, True, wide=True), 96, (1, 1), (300, 200), 2),
         (HopperBackward(64, True), 64, (3, 3), (200, 300), 1),
         (HopperBackward(128, True), 128, (4, 2), (130, 300), 1),
         (HopperBackward(64, True, converts=True), 64, (2, 2), (200, 300), 1),

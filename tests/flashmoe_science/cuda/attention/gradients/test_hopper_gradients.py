@@ -54,10 +54,13 @@ def test_it_takes_what_tma_can_read_on_sm_90() -> None:
         ({"causal": False}, configs.HopperBackward(64, False)),
         ({"causal": False, "head_dim": 72}, configs.HopperBackward(128, False, staggered=True)),
         (
-            {"causal": False, "head_dim": 128, "seqlen_k": 1024},
+            {"causal": False, "head_dim": 128, "seqlen_k": 768},
             configs.HopperBackward(128, False, staggered=True),
         ),
-        ({"causal": False, "head_dim": 128, "seqlen_k": 1025}, configs.HopperBackward(128, False)),
+        ({"causal": False, "head_dim": 128, "seqlen_k": 769}, configs.HopperBackward(128, False, wide=True)),
+        ({"head_dim": 128, "seqlen_k": 8191}, configs.HopperBackward(128, True, converts=True)),
+        ({"head_dim": 128, "seqlen_k": 8192}, configs.HopperBackward(128, True, wide=True)),
+        ({"seqlen_k": 8192}, configs.HopperBackward(64, True, converts=True)),
     ],
 )
 def test_tiles_follow_what_is_asked(change: dict[str, object], tile: configs.HopperBackward) -> None:
@@ -75,6 +78,8 @@ def test_tiles_of_another_problem_are_refused() -> None:
         (PROBLEM, configs.HopperBackward(64, True, staggered=True)),
         (full, configs.HopperBackward(64, False, converts=True)),
         (only_keys, configs.HopperBackward(64, True, converts=True)),
+        (full, configs.HopperBackward(64, False, wide=True)),
+        (PROBLEM, configs.HopperBackward(128, True, wide=True, converts=True)),
     ):
         with pytest.raises(InputError):
             hopper.check(problem, tile)
@@ -122,8 +127,9 @@ def test_other_gpus_and_older_compilers_take_the_portable_kernels() -> None:
 def test_tiles_fit_and_the_gradients_of_their_rows_are_whole_pieces() -> None:
     for tile in configs.all_configurations():
         check_block(repr(tile), "sm_90", tile.threads, tile.shared_bytes)
-        assert tile.block_m * tile.head_dim == configs.PIECES * configs.PIECE_FLOATS
-        assert tile.block_m % (configs.PREPARE_THREADS // tile.lanes * configs.PREPARE_DEPTH) == 0
+        assert tile.block_m * tile.head_dim == configs.PIECES * tile.piece_floats
+        assert tile.block_m % (configs.PREPARE_THREADS // tile.lanes) == 0
+        assert tile.piece_floats == 64 * (tile.block_m if tile.wide else 64)
 
 
 def test_arguments_have_the_size_of_the_kernels_structs() -> None:
@@ -146,3 +152,19 @@ def _struct_bytes(source: str, struct: str) -> int:
         array = re.search(r"\[(\d+)\]", declaration)
         total += (8 if wide else 4) * (int(array[1]) if array else declaration.count(",") + 1)
     return -(-total // 8) * 8
+
+
+@pytest.mark.parametrize(
+    ("tile", "rows", "head_dim", "heads"),
+    [
+        (configs.HopperBackward(128, False, staggered=True), 512, 128, 64),
+        (configs.HopperBackward(128, False, wide=True), 2048, 128, 16),
+        (configs.HopperBackward(128, False, wide=True), 4096, 128, 8),
+        (configs.HopperBackward(64, False), 16383, 64, 8),
+        (configs.HopperBackward(64, False), 16384, 64, 4),
+        (configs.HopperBackward(128, True, wide=True), 16384, 128, 8),
+        (configs.HopperBackward(64, True, converts=True), 16384, 64, 16),
+    ],
+)
+def test_heads_side_by_side(tile: configs.HopperBackward, rows: int, head_dim: int, heads: int) -> None:
+    assert configs.key_heads_per_section(tile, rows, head_dim) == heads
