@@ -29,7 +29,7 @@ _SECTION_HEADS = (16, 64)
 and the way there and back is longer than a step. With many, the sums of dQ, which are read and written at every step,
 fall out of L2. Measured on an H200 (docs/kernels/backward-hopper.md)."""
 _LONG_SECTIONS = ((16384, 4), (4096, 8))
-"""From so many query rows on, so many heads: there the wait at the start weighs little, and fewer heads take less energy."""
+"""From so many query rows on, so many heads: the wait at the start weighs little, and fewer heads take less energy."""
 
 
 @dataclass(frozen=True)
