@@ -111,11 +111,13 @@ def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeC
     limited = problem.window_left >= 0 or problem.chunk > 0
     hidden = limited and problem.split_keys > 0 and usual.pages is Pages.TILES
     sets = sizes.batch * problem.num_kv_heads * -(-rows // usual.rows)
+    seen = problem.window_left + sizes.max_seqlen_q if problem.window_left >= 0 else sizes.max_seqlen_k
+    most_keys = min(seen, sizes.max_seqlen_k)
     return replace(
         usual,
         cluster=1
         if problem.split_keys
-        else configs.cluster_for(device.architecture, sets, sizes.max_seqlen_k, device.multiprocessors),
+        else configs.cluster_for(device.architecture, sets, most_keys, device.multiprocessors),
         chunk=problem.chunk > 0,
         hidden_tiles=hidden,
         tree=problem.tree,

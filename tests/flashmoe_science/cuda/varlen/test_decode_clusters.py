@@ -71,6 +71,8 @@ def test_clusters_are_for_few_sets_of_rows() -> None:
     chosen = {sets: configs.cluster_for("sm_90", sets, 1024, 132) for sets in (1, 8, 17, 33, 34, 66, 67)}
     assert chosen == {1: 8, 8: 8, 17: 4, 33: 4, 34: 2, 66: 2, 67: 1}
     assert [configs.cluster_for("sm_90", sets, 100_000, 132) for sets in (8, 64)] == [1, 2]
+    assert [configs.cluster_for("sm_90", sets, 128, 132) for sets in (8, 64)] == [1, 2]
+    assert configs.cluster_for("sm_90", 8, 129, 132) == 8
     assert configs.cluster_for("sm_80", 8, 1024, 108) == 1
 
 
@@ -104,3 +106,14 @@ def test_a_grid_has_no_more_blocks_than_workspace_and_counters(
     assert configuration.cluster == 8
     decode._make_launcher(configuration, problem, H200, False)
     assert grids == [(blocks, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("window", "queries", "cluster"),
+    [((127, 0), 1, 1), ((127, 0), 2, 8), ((124, 0), 4, 1), ((-1, 0), 1, 8), ((-1, 5), 1, 8)],
+)
+def test_a_window_leaves_few_keys(window: tuple[int, int], queries: int, cluster: int) -> None:
+    """Where a cluster's blocks would have nothing to share."""
+    inputs = inputs_of(packed(Shape((queries,), (1000,), 4, 4, 32, dtype=torch.bfloat16)))
+    problem = check(inputs, options(causal=False, window=window))
+    assert decode.configuration_for(problem, check_sizes(inputs, queries, 1000), H200).cluster == cluster
