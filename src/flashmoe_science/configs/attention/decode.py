@@ -158,6 +158,12 @@ def cluster_for(architecture: str, sets: int, most_keys: int, multiprocessors: i
     return next((cluster for cluster in _CLUSTERS if sets * cluster <= multiprocessors), 2)
 
 
+def may_cluster(configuration: DecodeConfiguration) -> bool:
+    """Whether its kernel for clusters keeps what it has in registers."""
+    of_trees = configuration.tree and configuration.row_tiles == 4
+    return not of_trees and (configuration.cache is not Cache.SCALED_HEADS or configuration.pairs)
+
+
 def team_for(kv_heads: int, multiprocessors: int) -> int:
     """Blocks that go through the same keys side by side, each for its part of the key/value heads."""
     return next((team for team in _TEAMS if kv_heads % team == 0 and multiprocessors % team == 0), 1)
@@ -182,9 +188,11 @@ def _key_tiles(dim: int, row_tiles: int, cache: Cache) -> int:
     return 2 if dim <= 64 and row_tiles <= 2 else 1
 
 
-def _warps(dim: int, row_tiles: int, cache: Cache) -> tuple[int, ...]:
+def _warps(dim: int, row_tiles: int, cache: Cache, pairs: bool) -> tuple[int, ...]:
     """By preference; the first that fits is taken."""
-    return (_MORE_WARPS, *_WARPS) if cache and row_tiles == 2 and 64 < dim <= 128 else _WARPS
+    if not cache or row_tiles != 2 or not 64 < dim <= 128 or (cache is Cache.SCALED_KEYS and pairs):
+        return _WARPS  # the last would spill registers
+    return _MORE_WARPS, *_WARPS
 
 
 def configuration(
@@ -195,6 +203,8 @@ def configuration(
     pages: Pages,
     score_changes: bool,
     cache: Cache = Cache.PLAIN,
+    *,
+    pairs: bool = False,
 ) -> DecodeConfiguration:
     """The kernel for so many packed rows (query tokens x heads that share keys). `architecture` without suffix."""
     dim = max(head_dim, value_dim)
@@ -213,9 +223,10 @@ def configuration(
             dependent=architecture in CLUSTERED,
             mma_k=8 if architecture == "sm_75" else 16,
             cache=cache,
+            pairs=pairs,
         )
         for tiles in reversed([tiles for tiles in fitting if tiles <= row_tiles])
-        for warps in _warps(dim, tiles, cache)
+        for warps in _warps(dim, tiles, cache, pairs)
     )
     # Beside it a few kilobytes of static shared memory.
     return next(candidate for candidate in candidates if candidate.shared_bytes + 4096 <= available)

@@ -107,21 +107,18 @@ def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeC
         rows,
         *_features(problem),
         _cache(problem),
+        pairs=_reads_pairs(problem),
     )
     limited = problem.window_left >= 0 or problem.chunk > 0
     hidden = limited and problem.split_keys > 0 and usual.pages is Pages.TILES
+    chosen = replace(usual, chunk=problem.chunk > 0, hidden_tiles=hidden, tree=problem.tree)
+    if problem.split_keys or not configs.may_cluster(chosen):
+        return chosen
     sets = sizes.batch * problem.num_kv_heads * -(-rows // usual.rows)
     seen = problem.window_left + sizes.max_seqlen_q if problem.window_left >= 0 else sizes.max_seqlen_k
     most_keys = min(seen, sizes.max_seqlen_k)
     return replace(
-        usual,
-        cluster=1
-        if problem.split_keys
-        else configs.cluster_for(device.architecture, sets, most_keys, device.multiprocessors),
-        chunk=problem.chunk > 0,
-        hidden_tiles=hidden,
-        tree=problem.tree,
-        pairs=_reads_pairs(problem),
+        chosen, cluster=configs.cluster_for(device.architecture, sets, most_keys, device.multiprocessors)
     )
 
 

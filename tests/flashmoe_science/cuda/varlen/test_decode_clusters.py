@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from varlen_cases import Shape, bounds, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science.configs.attention import decode as configs
+from flashmoe_science.configs.attention.decode import Cache, Pages
 from flashmoe_science.cuda.varlen import decode
+from flashmoe_science.jit.nvrtc import compile_kernel
 from flashmoe_science.varlen.arguments import check, check_sizes
 
 
@@ -117,3 +120,34 @@ def test_a_window_leaves_few_keys(window: tuple[int, int], queries: int, cluster
     inputs = inputs_of(packed(Shape((queries,), (1000,), 4, 4, 32, dtype=torch.bfloat16)))
     problem = check(inputs, options(causal=False, window=window))
     assert decode.configuration_for(problem, check_sizes(inputs, queries, 1000), H200).cluster == cluster
+
+
+def test_kernels_that_would_spill_registers_have_no_clusters() -> None:
+    usual = configs.configuration("sm_90", 128, 128, 32, Pages.TILES, False)
+    assert configs.may_cluster(usual)
+    assert not configs.may_cluster(replace(usual, tree=True))
+    assert configs.may_cluster(replace(usual, tree=True, row_tiles=2))
+    for pairs in (False, True):
+        of_heads = configs.configuration(
+            "sm_90", 64, 64, 8, Pages.TILES, False, Cache.SCALED_HEADS, pairs=pairs
+        )
+        assert configs.may_cluster(of_heads) is pairs
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize(
+    "cache", [(Cache.PLAIN, False), *((cache, pairs) for cache in list(Cache)[1:] for pairs in (False, True))]
+)
+@pytest.mark.parametrize("pages", list(Pages))
+@pytest.mark.parametrize(("head_dim", "rows"), [(64, 8), (64, 32), (128, 8), (128, 16), (128, 32)])
+def test_kernels_for_clusters_have_no_defects(
+    head_dim: int, rows: int, pages: Pages, cache: tuple[Cache, bool], tree: bool
+) -> None:
+    """Spills and a stack frame raise. Building ahead compiles kernels whose blocks work alone, and none for FP8."""
+    kind, pairs = cache
+    usual = configs.configuration("sm_90", head_dim, head_dim, rows, pages, False, kind, pairs=pairs)
+    chosen = replace(usual, tree=tree)
+    for cluster in (1, 8) if configs.may_cluster(chosen) else (1,):
+        compile_kernel(decode.kernel(replace(chosen, cluster=cluster), torch.bfloat16, "sm_90"))

@@ -141,7 +141,10 @@ __device__ __forceinline__ void meet(const Parameters& p, const Segment& segment
         const Statistics total =
             combine_pieces(p, segment, meeting, meeting.first_piece, end, 1, lane, index, merged);
         if (meeting.groups == 1) write(p, segment, lane, index, merged, total);
-        else leave(p, segment, slot_of_piece(p, meeting, meeting.first_piece), lane, index, merged, total);
+        else {
+            __syncwarp();  // other lanes have read the statistics that four overwrite
+            leave(p, segment, slot_of_piece(p, meeting, meeting.first_piece), lane, index, merged, total);
+        }
     }
     if (meeting.groups == 1) return;
     __syncwarp();
