@@ -181,18 +181,20 @@ def _row_tiles(dim: int, pages: Pages, score_changes: bool) -> list[int]:
     return fitting
 
 
-def _key_tiles(dim: int, row_tiles: int, cache: Cache) -> int:
+def _key_tiles(dim: int, row_tiles: int, cache: Cache, pairs: bool) -> int:
     """e4m3 takes half of the registers, so more loads are under way."""
     if cache and row_tiles == 1:
-        return 4 if dim <= 64 else 2 if dim <= 128 else 1
+        return 4 if dim <= 64 else 2 if dim <= 128 and (pairs or cache is not Cache.SCALED_HEADS) else 1
     return 2 if dim <= 64 and row_tiles <= 2 else 1
 
 
-def _warps(dim: int, row_tiles: int, cache: Cache, pairs: bool) -> tuple[int, ...]:
+def _warps(dim: int, row_tiles: int, cache: Cache) -> tuple[int, ...]:
     """By preference; the first that fits is taken."""
-    if not cache or row_tiles != 2 or not 64 < dim <= 128 or (cache is Cache.SCALED_KEYS and pairs):
-        return _WARPS  # the last would spill registers
-    return _MORE_WARPS, *_WARPS
+    return (
+        (_MORE_WARPS, *_WARPS)
+        if cache is Cache.SCALED_HEADS and row_tiles == 2 and 64 < dim <= 128
+        else _WARPS
+    )
 
 
 def configuration(
@@ -217,7 +219,7 @@ def configuration(
             value_dim=value_dim,
             row_tiles=tiles,
             warps=warps,
-            key_tiles=_key_tiles(dim, tiles, cache),
+            key_tiles=_key_tiles(dim, tiles, cache, pairs),
             pages=pages,
             score_changes=score_changes,
             dependent=architecture in CLUSTERED,
@@ -226,7 +228,7 @@ def configuration(
             pairs=pairs,
         )
         for tiles in reversed([tiles for tiles in fitting if tiles <= row_tiles])
-        for warps in _warps(dim, tiles, cache, pairs)
+        for warps in _warps(dim, tiles, cache)
     )
     # Beside it a few kilobytes of static shared memory.
     return next(candidate for candidate in candidates if candidate.shared_bytes + 4096 <= available)
