@@ -1,8 +1,9 @@
-"""A repository's settings are listed once for the same files and surroundings, in tests that are about something else.
+"""A repository's settings are listed once for the same files and surroundings, in tests about something else.
 
-Before each command git is asked what the repository's settings would have it start. That is every second process of git,
-and a session has hundreds. Here the answer is kept by the text of every file that it is read from, and by the variables
-that git reads: repositories that tests make are alike. Tests of the question itself (``base/test_git_programs.py``) ask each time.
+Before each command git is asked what the repository's settings would have it start: that is every second process of
+git, and a session has hundreds. Here the answer is kept by the text of every file that it is read from, and by the
+variables that git reads: repositories that tests make are alike. Tests of the question itself
+(``base/test_git_programs.py``) ask each time.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def what_settings_follow_from(folder: Path, variables: Mapping[str, str]) -> _Ke
     read = sorted((name, value) for name, value in variables.items() if name.startswith(_READ_BY_GIT))
     home = variables.get("HOME", "")
     own = Path(variables.get("XDG_CONFIG_HOME") or Path(home, ".config"))
-    named = [Path(variables[name]) for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM") if variables.get(name)]
+    named = [
+        Path(variables[name]) for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM") if variables.get(name)
+    ]
     files = (
         *(_SYSTEM, own / "git/config", Path(home, ".gitconfig"), *named),
         *(repository / "config", repository / "config.worktree"),

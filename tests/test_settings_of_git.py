@@ -6,9 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from settings_of_git import list_settings_once, what_settings_follow_from
 
 from cudadent42.base import git
+from settings_of_git import list_settings_once, what_settings_follow_from
 
 
 def told(folder: Path, *words: str) -> None:

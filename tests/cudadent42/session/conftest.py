@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from quick import QuickWorkshop, ToyClock, git
+
 from settings_of_git import list_settings_once
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from settings_of_git import list_settings_once
 
 from flashmoe_science.jit.cache import default_cache
+from settings_of_git import list_settings_once
 
 # For repositories.py: in importlib's import mode a test's folder is not on the path.
 sys.path.insert(0, str(Path(__file__).parent))
