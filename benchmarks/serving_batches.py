@@ -209,8 +209,10 @@ def error(
         if window >= 0:
             hidden |= column < position - window
         right, wrong = 0.0, 0.0
+        group = batch.heads // batch.kv_heads
         for head in range(batch.heads):
-            key, value = keys(sequence, head // (batch.heads // batch.kv_heads))
+            if head % group == 0:
+                key, value = keys(sequence, head // group)
             scores = (batch.query[at, head].double() @ key.T * batch.dim**-0.5).masked_fill(hidden, -math.inf)
             highest = scores.amax(-1, keepdim=True)
             weights = torch.exp(scores - highest)

@@ -36,6 +36,12 @@ OF_WORKERS = (
     *("cudadent42.timing.flush", "cudadent42.timing.limits", "cudadent42.timing.peaks"),
 )
 """What a worker imports, besides what is its operation's."""
+OF_COMMANDS = (
+    *("typer._adapters", "typer._click.decorators", "rich._emoji_codes", "rich._unicode_data.unicode17-0-0"),
+    *("encodings.unicode_escape", "cuda.bindings.nvrtc"),
+)
+"""What a command of the lab imports of others as it parses its words, prints or asks for kernels. Some of it is
+private to them, and left out where another version has none."""
 OF_MODELS = (
     "transformers",
     "transformers.models.llama.modeling_llama",

@@ -451,10 +451,11 @@ def _import_everything() -> None:
         importlib.import_module(name)
     _of_workers.update(sys.modules)
     left_out = {*programs.RUN_AS_PROGRAMS, "cudadent42.__main__"}
-    for module in pkgutil.walk_packages(cudadent42.__path__, "cudadent42."):
-        if module.name not in left_out:
+    modules = pkgutil.walk_packages(cudadent42.__path__, "cudadent42.")
+    for name in (*programs.OF_COMMANDS, *(module.name for module in modules)):
+        if name not in left_out:
             with contextlib.suppress(ImportError):  # of an extra that is not installed
-                importlib.import_module(module.name)
+                importlib.import_module(name)
     _of_workers.update(name for name in sys.modules if name.startswith("cudadent42.operations."))
     importlib.import_module("cudadent42.patterns.lessons").shipped()  # asked for by every command that fails
     _build_command_line()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from quick import QuickWorkshop, ToyClock, git
+
+from settings_of_git import list_settings_once
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _settings() -> Iterator[None]:
+    """Every second process of git asks for a repository's settings."""
+    with pytest.MonkeyPatch.context() as patch:
+        list_settings_once(patch.setattr)
+        yield
 
 
 @pytest.fixture

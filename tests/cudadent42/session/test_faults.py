@@ -159,6 +159,7 @@ def samples(project: Path) -> dict[str, bytes]:
 
 def test_killed_again_and_again_in_one_session(project: Path) -> None:
     """At its first write, then at the second after it went on, and so on: it comes to its end all the same."""
+    _with_all_that_a_session_imports(project)
     kills = 0
     while True:
         before = samples(project)
@@ -173,6 +174,11 @@ def test_killed_again_and_again_in_one_session(project: Path) -> None:
         assert kills < MOST_WRITES
     assert kills > 20
     _ended_well(project)
+
+
+def _with_all_that_a_session_imports(project: Path) -> None:
+    """Else each process that is killed would import it again: gates, the report and what draws its pictures."""
+    whole_session(shutil.copytree(project, project.parent / "first"))
 
 
 FEW = 40
@@ -196,6 +202,7 @@ def test_killed_at_every_write(project: Path, first: int) -> None:
 
 def _killed_at_each(project: Path, number: int, stride: int) -> int:
     """From the beginning to the kill, then to the end in one go, for one write after the other; how many there are."""
+    _with_all_that_a_session_imports(project)
     finished = False
     while not finished:
         shutil.rmtree(project / "sessions", ignore_errors=True)
