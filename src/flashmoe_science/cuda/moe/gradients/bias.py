@@ -11,7 +11,7 @@ import torch
 
 from flashmoe_science.cuda.launch import Launcher, launch_at
 from flashmoe_science.cuda.moe.problem import MoeProblem
-from flashmoe_science.cuda.moe.routing import overlaps
+from flashmoe_science.jit.limits import overlaps
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 _HOPPER = "sm_90a"

@@ -14,6 +14,7 @@ from flashmoe_science.configs.moe import backward_hopper as configs
 from flashmoe_science.configs.moe import hopper as forward_configs
 from flashmoe_science.configs.moe.backward_hopper import MoeHopperBackward
 from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
+from flashmoe_science.cuda import wgmma
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.launch import Launcher, LaunchPlan, launch_at, loaded
@@ -26,8 +27,7 @@ from flashmoe_science.cuda.moe.routing import TICKETS_BYTES, Routing
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.cuda.workspace import place
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.limits import base_architecture
-from flashmoe_science.jit.nvrtc import CudaKernel, nvrtc_version
+from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.moe_arguments import ACTIVATION_CODES, Activation, W13Layout
 
 _ARCHITECTURE = "sm_90a"
@@ -77,7 +77,7 @@ def _refusal(problem: MoeBackwardProblem) -> str | None:
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    if base_architecture(architecture) != "sm_90" or nvrtc_version() < hopper.FIRST_NVRTC:
+    if not wgmma.built_for(architecture):
         return []
     dtypes = torch.bfloat16, torch.float16
     activations = [activation for activation in Activation if activation is not _SPILLS]

@@ -33,9 +33,10 @@ from flashmoe_science.cuda.moe.gradients.problem import (
 )
 from flashmoe_science.cuda.moe.portable import Product
 from flashmoe_science.cuda.moe.problem import MoeProblem
-from flashmoe_science.cuda.moe.routing import TICKETS_BYTES, Routing, overlaps
+from flashmoe_science.cuda.moe.routing import TICKETS_BYTES, Routing
 from flashmoe_science.cuda.workspace import place
 from flashmoe_science.errors import InputError
+from flashmoe_science.jit.limits import overlaps
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.moe_arguments import ACTIVATION_CODES, Activation, W13Layout
 
