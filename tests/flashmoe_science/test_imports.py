@@ -39,7 +39,7 @@ LAYERS = {
     "cuda.moe": "errors jit configs arguments moe_arguments moe_gradients moe_composition routing_options cuda",
     "cuda.varlen": "errors jit configs varlen.problem varlen.dequantized varlen.append_arguments cuda cuda.attention",
     "cuda.rotation": "errors jit cuda",
-    "cuda.key_lists": "errors jit cuda",
+    "cuda.key_lists": "jit cuda",
     "cuda.build": "jit cuda.attention cuda.moe cuda.varlen cuda.rotation",
     "operators.sharding": "",
     "operators.compiled_code": "",

@@ -20,8 +20,8 @@ import torch
 from flashmoe_science.alike import Matches, matcher, never, no_call
 from flashmoe_science.arguments import check_arguments, check_causal, reject_without_memory
 from flashmoe_science.configs.ablation import Ablation
-from flashmoe_science.cpu.attention_backward import backward
-from flashmoe_science.cpu.library import CPU, ELEMENT_TYPES, allocate, byte_strides, load_function
+from flashmoe_science.cpu.attention_backward import FIELDS, OPTIONS, backward, fields, options
+from flashmoe_science.cpu.library import CPU, allocate, load_function
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.plans import keep
@@ -34,21 +34,7 @@ _MAX_PLANS = 4096
 class _Problem(ctypes.Structure):
     """AttentionProblem of attention_forward.cpp."""
 
-    _fields_ = (
-        ("element_type", ctypes.c_int64),
-        ("batch", ctypes.c_int64),
-        ("heads", ctypes.c_int64),
-        ("kv_heads", ctypes.c_int64),
-        ("seqlen_q", ctypes.c_int64),
-        ("seqlen_k", ctypes.c_int64),
-        ("head_dim", ctypes.c_int64),
-        ("query_stride", ctypes.c_int64 * 3),
-        ("key_stride", ctypes.c_int64 * 3),
-        ("value_stride", ctypes.c_int64 * 3),
-        ("out_stride", ctypes.c_int64 * 3),
-        ("causal", ctypes.c_int64),
-        ("softmax_scale", ctypes.c_double),
-    )
+    _fields_ = (*FIELDS, *OPTIONS)
 
 
 class _Repeat(NamedTuple):
@@ -275,33 +261,18 @@ def _plan(
     launch: Callable[..., int],
 ) -> _Plan:
     check_arguments(query, key, value, softmax_scale)
-    batch, heads, seqlen_q, head_dim = query.shape
     out = torch.empty_like(query, dtype=query.dtype, device=CPU)
     # One with the query's strides cannot always be had.
     if out.stride(3) != 1:
         out = torch.empty(query.shape, dtype=query.dtype, device=CPU)
-    problem = _Problem(
-        element_type=ELEMENT_TYPES[query.dtype],
-        batch=batch,
-        heads=heads,
-        kv_heads=max(1, key.shape[1]),
-        seqlen_q=seqlen_q,
-        seqlen_k=key.shape[2],
-        head_dim=head_dim,
-        query_stride=byte_strides(query),
-        key_stride=byte_strides(key),
-        value_stride=byte_strides(value),
-        out_stride=byte_strides(out),
-        causal=causal,
-        softmax_scale=head_dim**-0.5 if softmax_scale is None else float(softmax_scale),
-    )
+    problem = _Problem(*fields(query, key, value, out), *options(query, causal, softmax_scale))
     return _Plan(
         launch=launch,
         address=ctypes.addressof(problem),
         problem=problem,
         out_shape=tuple(out.shape),
         out_strides=out.stride(),
-        lse_shape=(batch, heads, seqlen_q),
+        lse_shape=(problem.batch, problem.heads, problem.seqlen_q),
     )
 
 

@@ -8,6 +8,7 @@ import ctypes
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -23,20 +24,27 @@ _MAX_PLANS = 4096
 _NO_STRIDES = (0, 0, 0)
 
 
+FIELDS: tuple[tuple[str, Any], ...] = (
+    *((name, ctypes.c_int64) for name in ("element_type", "batch", "heads", "kv_heads")),
+    *((name, ctypes.c_int64) for name in ("seqlen_q", "seqlen_k", "head_dim")),
+    *((name, ctypes.c_int64 * 3) for name in ("query_stride", "key_stride", "value_stride", "out_stride")),
+)
+"""What the descriptions of both passes begin with."""
+OPTIONS = (("causal", ctypes.c_int64), ("softmax_scale", ctypes.c_double))
+"""What they end with."""
+
+
 class _Problem(ctypes.Structure):
     """AttentionBackwardProblem of backward_problem.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("element_type", "batch", "heads", "kv_heads")),
-        *((name, ctypes.c_int64) for name in ("seqlen_q", "seqlen_k", "head_dim")),
-        *((name, ctypes.c_int64 * 3) for name in ("query_stride", "key_stride", "value_stride")),
-        *((name, ctypes.c_int64 * 3) for name in ("out_stride", "grad_out_stride", "grad_lse_stride")),
+        *FIELDS,
+        *((name, ctypes.c_int64 * 3) for name in ("grad_out_stride", "grad_lse_stride")),
         *(
             (name, ctypes.c_int64 * 3)
             for name in ("grad_query_stride", "grad_key_stride", "grad_value_stride")
         ),
-        ("causal", ctypes.c_int64),
-        ("softmax_scale", ctypes.c_double),
+        *OPTIONS,
     )
 
 
@@ -150,6 +158,22 @@ def _gradient(tensor: torch.Tensor, contiguous: bool) -> torch.Tensor:
     )
 
 
+def fields(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor
+) -> tuple[Any, ...]:
+    """The `FIELDS` of a call."""
+    batch, heads, seqlen_q, head_dim = query.shape
+    return (
+        *(ELEMENT_TYPES[query.dtype], batch, heads, max(1, key.shape[1]), seqlen_q, key.shape[2], head_dim),
+        *map(byte_strides, (query, key, value, output)),
+    )
+
+
+def options(query: torch.Tensor, causal: bool, softmax_scale: float | None) -> tuple[bool, float]:
+    """Its `OPTIONS`."""
+    return causal, query.shape[3] ** -0.5 if softmax_scale is None else float(softmax_scale)
+
+
 def _plan(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -161,30 +185,16 @@ def _plan(
     softmax_scale: float | None,
     launch: Callable[..., int],
 ) -> _Plan:
-    batch, heads, seqlen_q, head_dim = query.shape
     contiguous = tuple(torch.empty_like(tensor).stride(3) != 1 for tensor in (query, key, value))
     gradients = [
         _gradient(tensor, split) for tensor, split in zip((query, key, value), contiguous, strict=True)
     ]
     problem = _Problem(
-        element_type=ELEMENT_TYPES[query.dtype],
-        batch=batch,
-        heads=heads,
-        kv_heads=key.shape[1],
-        seqlen_q=seqlen_q,
-        seqlen_k=key.shape[2],
-        head_dim=head_dim,
-        query_stride=byte_strides(query),
-        key_stride=byte_strides(key),
-        value_stride=byte_strides(value),
-        out_stride=byte_strides(output),
-        grad_out_stride=byte_strides(grad_output),
-        grad_lse_stride=_NO_STRIDES if grad_lse is None else byte_strides(grad_lse),
-        grad_query_stride=byte_strides(gradients[0]),
-        grad_key_stride=byte_strides(gradients[1]),
-        grad_value_stride=byte_strides(gradients[2]),
-        causal=causal,
-        softmax_scale=head_dim**-0.5 if softmax_scale is None else float(softmax_scale),
+        *fields(query, key, value, output),
+        byte_strides(grad_output),
+        _NO_STRIDES if grad_lse is None else byte_strides(grad_lse),
+        *map(byte_strides, gradients),
+        *options(query, causal, softmax_scale),
     )
     return _Plan(
         launch=launch,

@@ -33,22 +33,20 @@ from flashmoe_science.plans import keep
 _MAX_PLANS = 4096
 
 
+FIELDS = tuple(
+    (name, ctypes.c_int64)
+    for name in (
+        *("element_type", "tokens", "hidden", "intermediate", "experts", "top_k"),
+        *("activation", "interleaved", "ids64"),
+    )
+)
+"""What the descriptions of all passes begin with."""
+
+
 class Problem(ctypes.Structure):
     """MoeProblem of moe_job.h."""
 
-    _fields_ = (
-        ("element_type", ctypes.c_int64),
-        ("tokens", ctypes.c_int64),
-        ("hidden", ctypes.c_int64),
-        ("intermediate", ctypes.c_int64),
-        ("experts", ctypes.c_int64),
-        ("top_k", ctypes.c_int64),
-        ("activation", ctypes.c_int64),
-        ("interleaved", ctypes.c_int64),
-        ("ids64", ctypes.c_int64),
-        ("w13_group", ctypes.c_int64),
-        ("w2_group", ctypes.c_int64),
-    )
+    _fields_ = (*FIELDS, ("w13_group", ctypes.c_int64), ("w2_group", ctypes.c_int64))
 
 
 class _Repeat(NamedTuple):
@@ -311,6 +309,27 @@ def project(
     return z
 
 
+def fields(
+    hidden_states: torch.Tensor,
+    intermediate: int,
+    experts: int,
+    topk_ids: torch.Tensor,
+    activation: Activation,
+    w13_layout: W13Layout,
+) -> tuple[int, ...]:
+    """The `FIELDS` of a call."""
+    return (
+        ELEMENT_TYPES[hidden_states.dtype],
+        *hidden_states.shape,
+        intermediate,
+        experts,
+        topk_ids.shape[1],
+        ACTIVATION_CODES[activation],
+        w13_layout is W13Layout.INTERLEAVED,
+        topk_ids.dtype == torch.int64,
+    )
+
+
 def _make_plan(
     signature: tuple[object, ...],
     hidden_states: torch.Tensor,
@@ -321,17 +340,7 @@ def _make_plan(
     instruction_set: InstructionSet | None,
 ) -> _Plan:
     experts, hidden, intermediate = w2.shape
-    problem = Problem(
-        element_type=ELEMENT_TYPES[hidden_states.dtype],
-        tokens=hidden_states.shape[0],
-        hidden=hidden,
-        intermediate=intermediate,
-        experts=experts,
-        top_k=topk_ids.shape[1],
-        activation=ACTIVATION_CODES[activation],
-        interleaved=w13_layout is W13Layout.INTERLEAVED,
-        ids64=topk_ids.dtype == torch.int64,
-    )
+    problem = Problem(*fields(hidden_states, intermediate, experts, topk_ids, activation, w13_layout))
     plan = _Plan(
         launch=_load(instruction_set or host.choose_instruction_set()),
         address=ctypes.addressof(problem),

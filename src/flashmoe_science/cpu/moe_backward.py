@@ -10,23 +10,17 @@ import torch
 
 from flashmoe_science.arguments import reject_without_memory
 from flashmoe_science.cpu import moe
-from flashmoe_science.cpu.library import CPU, ELEMENT_TYPES, load_function
+from flashmoe_science.cpu.library import CPU, load_function
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
-from flashmoe_science.moe_arguments import ACTIVATION_CODES, Activation, W13Layout
+from flashmoe_science.moe_arguments import Activation, W13Layout
 from flashmoe_science.moe_gradients import MoeGradients, MoeNeeds, MoeTensors
 
 
 class _Problem(ctypes.Structure):
     """MoeBackwardProblem of moe_backward.cpp."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in (
-            *("element_type", "tokens", "hidden", "intermediate", "experts", "top_k"),
-            *("activation", "interleaved", "ids64", "grad_output_row"),
-        )
-    )
+    _fields_ = (*moe.FIELDS, ("grad_output_row", ctypes.c_int64))
 
 
 class _Tensors(ctypes.Structure):
@@ -86,18 +80,10 @@ def backward(
             )
         )
     )
-    experts, hidden, intermediate = w2.shape
+    experts, _, intermediate = w2.shape
     problem = _Problem(
-        element_type=ELEMENT_TYPES[hidden_states.dtype],
-        tokens=hidden_states.shape[0],
-        hidden=hidden,
-        intermediate=intermediate,
-        experts=experts,
-        top_k=topk_ids.shape[1],
-        activation=ACTIVATION_CODES[activation],
-        interleaved=w13_layout is W13Layout.INTERLEAVED,
-        ids64=topk_ids.dtype == torch.int64,
-        grad_output_row=grad_output.stride(0) * grad_output.element_size(),
+        *moe.fields(hidden_states, intermediate, experts, topk_ids, activation, w13_layout),
+        grad_output.stride(0) * grad_output.element_size(),
     )
     addresses = _Tensors(
         *(tensor.data_ptr() for tensor in (grad_output, hidden_states, w13, w2, topk_weights, topk_ids, z)),

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from flashmoe_science.arguments import reject_without_memory
-from flashmoe_science.cpu.library import ELEMENT_TYPES, allocate, load_function
-from flashmoe_science.cpu.moe import Problem
+from flashmoe_science.cpu.library import allocate, load_function
+from flashmoe_science.cpu.moe import Problem, fields
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.moe_arguments import (
-    ACTIVATION_CODES,
     Activation,
     W13Layout,
     reject_moe_gradients,
@@ -117,18 +116,12 @@ def _make_plan(
     w13_layout: W13Layout,
     instruction_set: InstructionSet | None,
 ) -> _Plan:
+    experts, _, columns = w2.shape
+    intermediate = columns * 8 // quantization.bits
     problem = Problem(
-        element_type=ELEMENT_TYPES[hidden_states.dtype],
-        tokens=hidden_states.shape[0],
-        hidden=hidden_states.shape[1],
-        intermediate=w2.shape[2] * 8 // quantization.bits,
-        experts=w2.shape[0],
-        top_k=topk_ids.shape[1],
-        activation=ACTIVATION_CODES[activation],
-        interleaved=w13_layout is W13Layout.INTERLEAVED,
-        ids64=topk_ids.dtype == torch.int64,
-        w13_group=quantization.w13_group,
-        w2_group=quantization.w2_group,
+        *fields(hidden_states, intermediate, experts, topk_ids, activation, w13_layout),
+        quantization.w13_group,
+        quantization.w2_group,
     )
     launch = _load(instruction_set or host.choose_instruction_set(), quantization.bits)
     return _Plan(launch, ctypes.addressof(problem), problem)

@@ -31,6 +31,18 @@ P = TypeVar("P")
 P_contra = TypeVar("P_contra", contravariant=True)
 
 
+def asked_for(variable: str, choices: Sequence[str], default: str) -> str:
+    """What a variable of the environment names, of several choices; the default where it is empty.
+
+    Raises:
+        InputError: it names something else.
+    """
+    named = os.environ.get(variable) or default
+    if named not in choices:
+        raise InputError(f"{variable}={named!r}; expected one of {', '.join(choices)}")
+    return named
+
+
 @dataclass(frozen=True)
 class Choice:
     """Which kernel a problem takes, and how it is configured."""

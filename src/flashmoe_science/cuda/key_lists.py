@@ -6,19 +6,18 @@ No GPU has run it yet, so it is asked for: see `OVERRIDE_VARIABLE`. Without that
 from __future__ import annotations
 
 import math
-import os
 import struct
 from typing import Any
 
 import torch
 
 from flashmoe_science.cuda.calls import Calls, Options, Tensors
+from flashmoe_science.cuda.choice import asked_for
 from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.launch import LaunchPlan, addressed, loaded
 from flashmoe_science.cuda.repeat import Call, Layout, cuda_allocator, prepare
-from flashmoe_science.errors import InputError
-from flashmoe_science.jit.limits import base_architecture
+from flashmoe_science.jit.limits import overlaps
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 OVERRIDE_VARIABLE = "FLASHMOE_CUDA_KEY_LISTS"
@@ -32,10 +31,7 @@ ARGUMENT_BYTES = _ADDRESSES.size + _REST.size
 
 def is_asked_for() -> bool:
     """Raises InputError for a value of the variable that says nothing."""
-    named = os.environ.get(OVERRIDE_VARIABLE) or _CHOICES[0]
-    if named not in _CHOICES:
-        raise InputError(f"{OVERRIDE_VARIABLE}={named!r}; expected one of {', '.join(_CHOICES)}")
-    return named == _CHOICES[1]
+    return asked_for(OVERRIDE_VARIABLE, _CHOICES, _CHOICES[0]) == _CHOICES[1]
 
 
 def key_lists(seen: torch.Tensor, pitch: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -59,8 +55,7 @@ def kernel(seqlen_k: int, architecture: str) -> CudaKernel:
             "KEYS": keys,
             "ELEMENT_BF16": 0,
             "MMA_K": 8 if architecture == "sm_75" else 16,
-            # Programmatic dependent launch.
-            "DEPENDENT": int(int(base_architecture(architecture).removeprefix("sm_")) >= 90),
+            "DEPENDENT": int(overlaps(architecture)),
         },
         threads_per_block=32 * warps,
         dynamic_shared_bytes=0,

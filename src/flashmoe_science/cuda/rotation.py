@@ -13,7 +13,7 @@ from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.launch import LaunchPlan, addressed, loaded
 from flashmoe_science.cuda.repeat import Call, Layout, cuda_allocator, prepare
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.limits import base_architecture, limits
+from flashmoe_science.jit.limits import limits, overlaps
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -99,8 +99,7 @@ def kernel(dtype: torch.dtype, architecture: str) -> CudaKernel:
             "MMA_K": 16 if limits(architecture).bfloat16 else 8,
             "GROUP": GROUP,
             "THREADS": THREADS,
-            # Programmatic dependent launch.
-            "DEPENDENT": int(int(base_architecture(architecture).removeprefix("sm_")) >= 90),
+            "DEPENDENT": int(overlaps(architecture)),
         },
         threads_per_block=THREADS,
         dynamic_shared_bytes=0,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +16,12 @@ from typing import Any
 import torch
 
 from flashmoe_science.alike import Matches
+from flashmoe_science.cuda.choice import asked_for
 from flashmoe_science.cuda.driver import library
 from flashmoe_science.cuda.launch import Launcher
 from flashmoe_science.cuda.repeat import Layout, current_device, raw_stream
 from flashmoe_science.cuda.tickets import TicketPool
-from flashmoe_science.errors import BuildError, DeviceError, InputError
+from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 
@@ -167,10 +167,7 @@ def _address(function: Any) -> int | None:
 @functools.cache
 def _method() -> int | None:
     """The address of the source's PyMethodDef; None where it cannot be compiled, or is not wanted."""
-    named = os.environ.get(OVERRIDE_VARIABLE) or _DEFAULT
-    if named not in _CHOICES:
-        raise InputError(f"{OVERRIDE_VARIABLE}={named!r}; expected one of {', '.join(_CHOICES)}")
-    if named == "python":
+    if asked_for(OVERRIDE_VARIABLE, _CHOICES, _DEFAULT) == "python":
         return None
     try:
         loaded = host.load(host.build(_SOURCE, "repeated_call", InstructionSet.PORTABLE))

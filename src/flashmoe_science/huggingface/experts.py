@@ -8,10 +8,9 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from transformers.integrations.moe import grouped_mm_experts_forward
 
-from flashmoe_science.errors import BuildError, DeviceError, InputError
 from flashmoe_science.huggingface.weights import Layer, layer_of
 from flashmoe_science.moe import fused_moe
-from flashmoe_science.takeover.availability import failed, why_no_expert_gradients, why_no_experts
+from flashmoe_science.takeover.availability import REFUSALS, failed, why_no_expert_gradients, why_no_experts
 from flashmoe_science.takeover.counts import Entry, count
 
 EXACT_WEIGHTS = "_cudadent42_exact_weights"
@@ -111,8 +110,6 @@ def _attempt(
                 w13_bias=w13_bias,
                 w2_bias=w2_bias,
             )
-        except InputError:
-            return "an argument that the kernel refuses"
-        except (DeviceError, BuildError) as error:
+        except REFUSALS as error:
             return failed(_failures, kind, error)
     return output if output.dtype is tokens_dtype else output.to(tokens_dtype)

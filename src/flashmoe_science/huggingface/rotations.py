@@ -19,11 +19,10 @@ from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science.cuda import rotation as cuda
 from flashmoe_science.direct import all_direct
-from flashmoe_science.errors import BuildError, DeviceError, InputError
 from flashmoe_science.huggingface.instances import is_hooked, replace_forward, restore_forward
 from flashmoe_science.huggingface.registration import uses
 from flashmoe_science.operators.rotation import ROTATE
-from flashmoe_science.takeover.availability import failed
+from flashmoe_science.takeover.availability import REFUSALS, failed
 from flashmoe_science.takeover.conditions import why_not_plain
 from flashmoe_science.takeover.counts import Entry, count
 
@@ -166,9 +165,7 @@ def _rotated(
             return cuda.rotate(query, key, cuda.readable(cosine), cuda.readable(sine), False)
         rotated: tuple[torch.Tensor, torch.Tensor] = ROTATE(query, key, cosine, sine)
         return rotated
-    except InputError:
-        return "an argument that the kernel refuses"
-    except (DeviceError, BuildError) as error:
+    except REFUSALS as error:
         return failed(_failures, query.dtype, error)
 
 

@@ -9,13 +9,12 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.nn import functional
 
-from flashmoe_science.errors import BuildError, DeviceError, InputError
 from flashmoe_science.huggingface.experts import EXACT_WEIGHTS
 from flashmoe_science.huggingface.instances import is_hooked, replace_forward
 from flashmoe_science.moe import topk_routing
 from flashmoe_science.moe_arguments import Scores
 from flashmoe_science.routing_composition import topk as composed_topk
-from flashmoe_science.takeover.availability import failed, why_no_routing
+from flashmoe_science.takeover.availability import REFUSALS, failed, why_no_routing
 from flashmoe_science.takeover.counts import Entry, count
 
 
@@ -190,9 +189,7 @@ def _attempt(
         return _failures[kind, logits.dtype]
     try:
         return logits, *topk_routing(logits, router.top_k, correction_bias=correction, **routing.options)
-    except InputError:
-        return "an argument that the kernel refuses"
-    except (DeviceError, BuildError) as error:
+    except REFUSALS as error:
         return failed(_failures, (kind, logits.dtype), error)
 
 

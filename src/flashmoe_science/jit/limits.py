@@ -82,6 +82,11 @@ def limits(architecture: str) -> Limits:
     return LIMITS[base_architecture(architecture)]
 
 
+def overlaps(architecture: str) -> bool:
+    """Whether a kernel may start while the one before it still runs: programmatic dependent launch, since sm_90."""
+    return int(base_architecture(architecture).removeprefix("sm_")) >= 90
+
+
 def device_architecture(major: int, minor: int) -> str:
     """Name of a device's architecture, e.g. ``sm_90`` for compute capability 9.0.
 

@@ -7,8 +7,7 @@ from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science import autocast
 from flashmoe_science.attention import flash_attention
-from flashmoe_science.errors import BuildError, DeviceError, InputError
-from flashmoe_science.takeover.availability import failed, why_no_attention, why_no_lists
+from flashmoe_science.takeover.availability import REFUSALS, failed, why_no_attention, why_no_lists
 from flashmoe_science.takeover.capture import make_ready
 from flashmoe_science.takeover.conditions import why_not, why_not_plain
 from flashmoe_science.takeover.key_lists import over_lists, why_not_listed
@@ -16,7 +15,6 @@ from flashmoe_science.takeover.masks import Range, key_ranges, uniform
 from flashmoe_science.takeover.repeated import remember, repeat
 
 _failures: dict[tuple[str, torch.dtype, int], str] = {}
-"""Machines without a compiler and kernels that do not build stay so: what failed once is not tried again."""
 
 
 def attempt(
@@ -83,9 +81,7 @@ def attempt(
         if query.is_cuda:
             make_ready(query.device, query.dtype)
         return _over_ranges(query, key, value, ranges, scale)
-    except InputError:
-        return "an argument that the kernel refuses"
-    except (DeviceError, BuildError) as error:
+    except REFUSALS as error:
         return failed(_failures, kernel, error)
 
 

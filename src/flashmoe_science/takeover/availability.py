@@ -17,6 +17,9 @@ from flashmoe_science.takeover.tracing import constant_result
 
 _Kind = TypeVar("_Kind")
 
+REFUSALS = (InputError, DeviceError, BuildError)
+"""What a call of a kernel that is not to be made raises."""
+
 
 def summary(error: Exception) -> str:
     """What an error says was wrong, without what to do."""
@@ -24,7 +27,10 @@ def summary(error: Exception) -> str:
 
 
 def failed(failures: dict[_Kind, str], kind: _Kind, error: Exception) -> str:
-    """Why a call failed. It is remembered for its kind, unless the next may work: see `CaptureError`."""
+    """Why a call raised one of `REFUSALS`. Machines without a compiler and kernels that do not build stay so: it is
+    remembered for its kind, unless the next call may work; see `CaptureError`."""
+    if isinstance(error, InputError):
+        return "an argument that the kernel refuses"
     reason = summary(error)
     if not isinstance(error, CaptureError):
         failures[kind] = reason
@@ -82,7 +88,7 @@ def _try_attention(device_type: str, dtype: torch.dtype) -> str | None:
     tensor = torch.zeros(1, 1, 1, 64, dtype=dtype, device=device_type)
     try:
         flash_attention(tensor, tensor, tensor)
-    except (InputError, DeviceError, BuildError) as error:
+    except REFUSALS as error:
         return summary(error)
     return None
 
@@ -93,7 +99,7 @@ def _try_lists(device_type: str, dtype: torch.dtype) -> str | None:
     numbers = torch.arange(2, dtype=torch.int32, device=device_type)
     try:
         listed_keys.attend(tensor, tensor, tensor, numbers[:1, None], numbers[1:], numbers, 1)
-    except (InputError, DeviceError, BuildError) as error:
+    except REFUSALS as error:
         return summary(error)
     return None
 
@@ -106,7 +112,7 @@ def _try_experts(device_type: str, dtype: torch.dtype) -> str | None:
     ids = torch.zeros(1, 1, dtype=torch.int64, device=device_type)
     try:
         fused_moe(tokens, w13, w13[:, :64], weights, ids)
-    except (InputError, DeviceError, BuildError) as error:
+    except REFUSALS as error:
         return summary(error)
     return None
 
@@ -115,6 +121,6 @@ def _try_experts(device_type: str, dtype: torch.dtype) -> str | None:
 def _try_routing(device_type: str, dtype: torch.dtype) -> str | None:
     try:
         topk_routing(torch.zeros(1, 32, dtype=dtype, device=device_type), 2)
-    except (InputError, DeviceError, BuildError) as error:
+    except REFUSALS as error:
         return summary(error)
     return None

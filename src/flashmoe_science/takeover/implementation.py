@@ -16,9 +16,9 @@ import torch
 
 from flashmoe_science.cpu import attention as cpu
 from flashmoe_science.cuda import attention as cuda
-from flashmoe_science.errors import BuildError, DeviceError, InputError
+from flashmoe_science.errors import InputError
 from flashmoe_science.gradients import Backend, Gradients, Needs
-from flashmoe_science.takeover.availability import failed
+from flashmoe_science.takeover.availability import REFUSALS, failed
 from flashmoe_science.takeover.conditions import why_not
 from flashmoe_science.takeover.counts import Entry, count
 
@@ -59,9 +59,7 @@ class _Call:
         try:
             with torch.no_grad():  # this is below autograd, which records the operator
                 return function()
-        except InputError:
-            return "an argument that the kernel refuses"
-        except (DeviceError, BuildError) as error:
+        except REFUSALS as error:
             return failed(_failures, kernel, error)
 
 

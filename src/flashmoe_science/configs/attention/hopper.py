@@ -68,7 +68,9 @@ TUNABLE = {
 
 
 @dataclass(frozen=True)
-class _Shape:
+class Shape:
+    """Of a tile: these fields of a configuration."""
+
     consumers: int
     block_n: int
     key_stages: int
@@ -77,19 +79,19 @@ class _Shape:
     ping_pong: bool = False
 
 
-_WIDE = _Shape(consumers=3, block_n=128, key_stages=4, value_stages=3, query_stages=2, ping_pong=True)
-_CAUSAL_WIDE = replace(_WIDE, ping_pong=False)
-_NARROW = _Shape(consumers=2, block_n=128, key_stages=4, value_stages=3, query_stages=2)
-_SHORT = _Shape(consumers=1, block_n=128, key_stages=2, value_stages=2, query_stages=1)
-_SHAPES: dict[int, _Shape] = {
-    64: _WIDE,
-    96: _Shape(consumers=2, block_n=128, key_stages=3, value_stages=2, query_stages=2),
-    128: _Shape(consumers=2, block_n=128, key_stages=3, value_stages=2, query_stages=2),
-    192: _Shape(consumers=2, block_n=96, key_stages=2, value_stages=2, query_stages=1),
-    256: _Shape(consumers=2, block_n=64, key_stages=3, value_stages=2, query_stages=1),
+WIDE = Shape(consumers=3, block_n=128, key_stages=4, value_stages=3, query_stages=2, ping_pong=True)
+_CAUSAL_WIDE = replace(WIDE, ping_pong=False)
+_NARROW = Shape(consumers=2, block_n=128, key_stages=4, value_stages=3, query_stages=2)
+_SHORT = Shape(consumers=1, block_n=128, key_stages=2, value_stages=2, query_stages=1)
+_SHAPES: dict[int, Shape] = {
+    64: WIDE,
+    96: Shape(consumers=2, block_n=128, key_stages=3, value_stages=2, query_stages=2),
+    128: Shape(consumers=2, block_n=128, key_stages=3, value_stages=2, query_stages=2),
+    192: Shape(consumers=2, block_n=96, key_stages=2, value_stages=2, query_stages=1),
+    256: Shape(consumers=2, block_n=64, key_stages=3, value_stages=2, query_stages=1),
 }
 HEAD_DIMS = tuple(_SHAPES)
-_CAUSAL_WIDE_FROM = 8192
+CAUSAL_WIDE_FROM = 8192
 """Keys from which on the tall tile is better for head dim 64 with a causal mask, however few tiles there are."""
 _CAUSAL_WIDE_FILLED_FROM = 2048
 _CAUSAL_WIDE_WAVES = 7.0
@@ -119,13 +121,13 @@ def configuration(
     """The tile for a problem of `slices` (batch x heads) on a GPU of so many multiprocessors."""
     size = compiled_head_dim(head_dim)
     shape = _SHAPES[size]
-    if shape is _WIDE:
+    if shape is WIDE:
         shape = _shape_of_64(causal, seqlen_q, seqlen_k, slices, multiprocessors)
     return _configuration(size, shape, causal)
 
 
-def _shape_of_64(causal: bool, seqlen_q: int, seqlen_k: int, slices: int, multiprocessors: int) -> _Shape:
-    def waves(shape: _Shape) -> float:
+def _shape_of_64(causal: bool, seqlen_q: int, seqlen_k: int, slices: int, multiprocessors: int) -> Shape:
+    def waves(shape: Shape) -> float:
         return slices * -(-seqlen_q // (64 * shape.consumers)) / multiprocessors
 
     if causal:
@@ -133,8 +135,8 @@ def _shape_of_64(causal: bool, seqlen_q: int, seqlen_k: int, slices: int, multip
         if narrow <= _CAUSAL_SHORT_WAVES:
             return _SHORT
         filled = seqlen_k >= _CAUSAL_WIDE_FILLED_FROM and narrow >= _CAUSAL_WIDE_WAVES
-        return _CAUSAL_WIDE if filled or seqlen_k >= _CAUSAL_WIDE_FROM else _NARROW
-    return _NARROW if math.ceil(waves(_NARROW)) * NARROW_COST < math.ceil(waves(_WIDE)) else _WIDE
+        return _CAUSAL_WIDE if filled or seqlen_k >= CAUSAL_WIDE_FROM else _NARROW
+    return _NARROW if math.ceil(waves(_NARROW)) * NARROW_COST < math.ceil(waves(WIDE)) else WIDE
 
 
 def all_configurations() -> tuple[HopperConfiguration, ...]:
@@ -143,21 +145,12 @@ def all_configurations() -> tuple[HopperConfiguration, ...]:
         _configuration(size, shape, causal)
         for causal in (False, True)
         for size, usual in _SHAPES.items()
-        for shape in ((_CAUSAL_WIDE if causal else _WIDE, _NARROW, _SHORT) if usual is _WIDE else (usual,))
+        for shape in ((_CAUSAL_WIDE if causal else WIDE, _NARROW, _SHORT) if usual is WIDE else (usual,))
     )
 
 
-def _configuration(size: int, shape: _Shape, causal: bool) -> HopperConfiguration:
-    return HopperConfiguration(
-        head_dim=size,
-        consumers=shape.consumers,
-        block_n=shape.block_n,
-        key_stages=shape.key_stages,
-        value_stages=shape.value_stages,
-        query_stages=shape.query_stages,
-        ping_pong=shape.ping_pong,
-        causal=causal,
-    )
+def _configuration(size: int, shape: Shape, causal: bool) -> HopperConfiguration:
+    return HopperConfiguration(head_dim=size, causal=causal, **vars(shape))
 
 
 def section_bytes(head_dim: int, kv_head_bytes: int) -> int:

@@ -8,7 +8,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from flashmoe_science.configs.attention.hopper import NARROW_COST, SWIZZLE_PANEL, section_bytes
+from flashmoe_science.configs.attention.hopper import (
+    CAUSAL_WIDE_FROM,
+    NARROW_COST,
+    SWIZZLE_PANEL,
+    WIDE,
+    Shape,
+    section_bytes,
+)
 
 _BARRIER_BYTES = 16
 _TILE_SLOTS = 4
@@ -72,29 +79,16 @@ class HopperVarlenConfiguration:
         return key_rows * key_row + value_rows * value_row + barriers * _BARRIER_BYTES + tiles + 1024
 
 
-@dataclass(frozen=True)
-class _Shape:
-    consumers: int
-    block_n: int
-    key_stages: int
-    value_stages: int
-    query_stages: int
-    ping_pong: bool = False
-
-
-_WIDE = _Shape(consumers=3, block_n=128, key_stages=4, value_stages=3, query_stages=2, ping_pong=True)
-_SHAPES: dict[tuple[int, int], _Shape] = {
-    (64, 64): _Shape(consumers=2, block_n=128, key_stages=4, value_stages=3, query_stages=2),
-    (96, 96): _Shape(consumers=2, block_n=128, key_stages=3, value_stages=2, query_stages=2),
-    (128, 128): _Shape(consumers=2, block_n=128, key_stages=3, value_stages=2, query_stages=2),
-    (192, 128): _Shape(consumers=2, block_n=128, key_stages=2, value_stages=2, query_stages=1),
-    (192, 192): _Shape(consumers=2, block_n=96, key_stages=2, value_stages=2, query_stages=1),
-    (256, 256): _Shape(consumers=2, block_n=64, key_stages=3, value_stages=2, query_stages=1),
+_SHAPES: dict[tuple[int, int], Shape] = {
+    (64, 64): Shape(consumers=2, block_n=128, key_stages=4, value_stages=3, query_stages=2),
+    (96, 96): Shape(consumers=2, block_n=128, key_stages=3, value_stages=2, query_stages=2),
+    (128, 128): Shape(consumers=2, block_n=128, key_stages=3, value_stages=2, query_stages=2),
+    (192, 128): Shape(consumers=2, block_n=128, key_stages=2, value_stages=2, query_stages=1),
+    (192, 192): Shape(consumers=2, block_n=96, key_stages=2, value_stages=2, query_stages=1),
+    (256, 256): Shape(consumers=2, block_n=64, key_stages=3, value_stages=2, query_stages=1),
 }
 DIMENSIONS = tuple(_SHAPES)
 """Compiled (head_dim, value_dim)."""
-_CAUSAL_WIDE_FROM = 8192
-"""Keys from which on the tall tile is better for head dim 64 with a causal mask; see `configs.attention.hopper`."""
 
 
 def compiled_dimensions(head_dim: int, value_dim: int) -> tuple[int, int] | None:
@@ -130,16 +124,11 @@ def configuration(
     assert compiled is not None
     shape = _SHAPES[compiled]
     if compiled == (64, 64) and _wide(features, extent):
-        shape = _WIDE
+        shape = WIDE
     return HopperVarlenConfiguration(
         head_dim=compiled[0],
         value_dim=compiled[1],
-        consumers=shape.consumers,
-        block_n=shape.block_n,
-        key_stages=shape.key_stages,
-        value_stages=shape.value_stages,
-        query_stages=shape.query_stages,
-        ping_pong=shape.ping_pong,
+        **vars(shape),
         features=features,
         section_mib=_section_mib(compiled[0], features),
     )
@@ -157,11 +146,11 @@ def _wide(features: HopperFeatures, extent: Extent) -> bool:
     if features.softcap or features.left_window or features.tree:
         return False
     if features.causal:
-        return extent.max_seqlen_k >= _CAUSAL_WIDE_FROM
-    return extent.waves(_WIDE.consumers) <= NARROW_COST * extent.waves(2)
+        return extent.max_seqlen_k >= CAUSAL_WIDE_FROM
+    return extent.waves(WIDE.consumers) <= NARROW_COST * extent.waves(2)
 
 
-def _shape(head_dim: int, value_dim: int) -> _Shape:
+def _shape(head_dim: int, value_dim: int) -> Shape:
     compiled = compiled_dimensions(head_dim, value_dim)
     assert compiled is not None
     return _SHAPES[compiled]

@@ -10,6 +10,7 @@ import torch
 
 from flashmoe_science.configs.attention import hopper as configs
 from flashmoe_science.configs.attention.hopper import HopperConfiguration
+from flashmoe_science.cuda import wgmma
 from flashmoe_science.cuda.attention.problem import KernelKind, Problem, Strides
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
@@ -17,15 +18,13 @@ from flashmoe_science.cuda.launch import Launch, Launcher, LaunchPlan, loaded
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.cuda.tickets import TicketPool, ticket_pool
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.limits import base_architecture
-from flashmoe_science.jit.nvrtc import CudaKernel, nvrtc_version
+from flashmoe_science.jit.nvrtc import CudaKernel
 
 _POINTERS = struct.Struct("3Q")  # output, lse, ticket
 _REST = struct.Struct("f 9i 3q")
 _POINTERS_AT = 3 * MAP_BYTES
 _ARGUMENT_BYTES = -(-(_POINTERS_AT + _POINTERS.size + _REST.size) // 64) * 64
 _FEWEST_ROWS = 64
-_FIRST_NVRTC = (12, 9)  # 12.6 and 12.8 serialise this kernel's wgmma (C7515), for every tile
 _MOST_TILES = 1 << 30
 
 
@@ -45,13 +44,9 @@ def choose(problem: Problem, device: Device) -> Choice | None:
 
 
 def why_not(problem: Problem, device: Device) -> str | None:
-    if base_architecture(device.architecture) != "sm_90":
-        return f"it needs sm_90, and the GPU is {device.architecture}"
-    if device.nvrtc < _FIRST_NVRTC:
-        return (
-            f"it needs NVRTC {'.'.join(map(str, _FIRST_NVRTC))} or later, and this is "
-            f"{'.'.join(map(str, device.nvrtc))}"
-        )
+    reason = wgmma.why_not_device(device)
+    if reason is not None:
+        return reason
     if problem.softmax_scale <= 0:
         return f"softmax_scale is {problem.softmax_scale:g}, and it needs a positive one"
     if problem.seqlen_q < _FEWEST_ROWS:
@@ -78,7 +73,7 @@ def _mappable(strides: Strides, sizes: tuple[int, int, int]) -> bool:
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    if base_architecture(architecture) != "sm_90" or nvrtc_version() < _FIRST_NVRTC:
+    if not wgmma.built_for(architecture):
         return []
     return [
         kernel(tile, dtype)

@@ -9,8 +9,7 @@ import torch
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.launch import loaded
 from flashmoe_science.cuda.moe.problem import MoeProblem
-from flashmoe_science.cuda.moe.routing import overlaps
-from flashmoe_science.jit.limits import limits
+from flashmoe_science.jit.limits import limits, overlaps
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 _POINTERS = struct.Struct("4Q")

@@ -19,9 +19,9 @@ from flashmoe_science.cuda.launch import ADDRESSES, Launcher, LaunchPlan, loaded
 from flashmoe_science.cuda.moe import combine
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem, addresses_of_biases
-from flashmoe_science.cuda.moe.routing import overlaps
 from flashmoe_science.cuda.workspace import aligned
 from flashmoe_science.errors import InputError
+from flashmoe_science.jit.limits import overlaps
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.moe_arguments import ACTIVATION_CODES, Activation, W13Layout
 

@@ -9,6 +9,7 @@ import torch
 
 from flashmoe_science.configs.moe import hopper as configs
 from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
+from flashmoe_science.cuda import wgmma
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.launch import Launcher, LaunchPlan, loaded
@@ -19,12 +20,10 @@ from flashmoe_science.cuda.moe.routing import Routing
 from flashmoe_science.cuda.moe.workspace import sorted_workspace
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.limits import base_architecture
-from flashmoe_science.jit.nvrtc import CudaKernel, nvrtc_version
+from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.moe_arguments import ACTIVATION_CODES, Activation, W13Layout
 
 _ARCHITECTURE = "sm_90a"
-FIRST_NVRTC = (12, 9)  # 12.6 and 12.8 serialise wgmma (C7515)
 _POINTERS = struct.Struct("7Q")  # tokens, output, expert_offsets, sorted_slots, ticket, kept, bias
 _REST = struct.Struct("7i")
 _POINTERS_AT = 2 * MAP_BYTES
@@ -49,15 +48,11 @@ def configuration(problem: MoeProblem) -> MoeHopperConfiguration:
 
 
 def why_not(problem: MoeProblem, device: Device) -> str | None:
-    if base_architecture(device.architecture) != "sm_90":
-        return f"it needs sm_90, and the GPU is {device.architecture}"
-    if device.nvrtc < FIRST_NVRTC:
-        return (
-            f"it needs NVRTC {'.'.join(map(str, FIRST_NVRTC))} or later, and this is "
-            f"{'.'.join(map(str, device.nvrtc))}"
-        )
-    reason = _what_is_too_big(problem)
-    return None if reason is None else f"it cannot count {reason}"
+    reason = wgmma.why_not_device(device)
+    if reason is not None:
+        return reason
+    too_big = _what_is_too_big(problem)
+    return None if too_big is None else f"it cannot count {too_big}"
 
 
 def _what_is_too_big(problem: MoeProblem) -> str | None:
@@ -78,7 +73,7 @@ def _weight_tiles(rows: int) -> int:
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    if base_architecture(architecture) != "sm_90" or nvrtc_version() < FIRST_NVRTC:
+    if not wgmma.built_for(architecture):
         return []
     products = [
         kernel(tile, activation, dtype)

@@ -19,9 +19,10 @@ from flashmoe_science.cuda.launch import LaunchPlan, loaded
 from flashmoe_science.cuda.moe import combine, routing
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem, addresses_of_biases
-from flashmoe_science.cuda.moe.routing import Routing, overlaps
+from flashmoe_science.cuda.moe.routing import Routing
 from flashmoe_science.cuda.moe.workspace import sorted_workspace
 from flashmoe_science.errors import InputError
+from flashmoe_science.jit.limits import overlaps
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.moe_arguments import ACTIVATION_CODES, Activation, W13Layout
 

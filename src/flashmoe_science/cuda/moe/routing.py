@@ -8,7 +8,7 @@ from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.launch import Launcher, loaded
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.limits import base_architecture, limits
+from flashmoe_science.jit.limits import limits, overlaps
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 _POINTERS = struct.Struct("5Q")
@@ -57,11 +57,6 @@ def kernel(function: str, capacity: int, chunk: int, ids64: bool, architecture: 
         threads_per_block=32 * warps,
         dynamic_shared_bytes=(warps if function == "moe_place" else 1) * capacity * _INT,
     )
-
-
-def overlaps(architecture: str) -> bool:
-    """Whether a kernel may start while the one before it still runs: programmatic dependent launch, since sm_90."""
-    return int(base_architecture(architecture).removeprefix("sm_")) >= 90
 
 
 def kernels(architecture: str) -> list[CudaKernel]:

@@ -17,12 +17,11 @@ from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.launch import LaunchPlan, launch_at, loaded
 from flashmoe_science.cuda.moe import topk
-from flashmoe_science.cuda.moe.routing import overlaps
 from flashmoe_science.cuda.repeat import Call, Layout, cuda_allocator, prepare
 from flashmoe_science.cuda.workspace import aligned
-from flashmoe_science.jit.limits import limits
+from flashmoe_science.jit.limits import limits, overlaps
 from flashmoe_science.jit.nvrtc import CudaKernel
-from flashmoe_science.moe_arguments import Scores, check_topk_arguments
+from flashmoe_science.moe_arguments import Scores
 from flashmoe_science.routing_options import RoutingOptions, RoutingPass
 
 MOST_BLOCKS = 1024
@@ -147,12 +146,6 @@ def blocks_of(tokens: int, configuration: TopkConfiguration) -> int:
     return min(MOST_BLOCKS, -(-tokens // configuration.tokens_per_block))
 
 
-def _check(tensors: Tensors, options: Options) -> None:
-    logits, *bias = tensors
-    k, _, renormalize, scale, groups, top_groups = options
-    check_topk_arguments(logits, k, renormalize, bias[0] if bias else None, scale, groups, top_groups)
-
-
 def _make_forward(tensors: Tensors, options: Options, index: int) -> Call:
     logits = tensors[0]
     tokens, experts = logits.shape
@@ -223,7 +216,7 @@ def _make_backward(tensors: Tensors, options: Options, index: int) -> Call:
     return prepare(inputs, [result], LaunchPlan(launch), index, cuda_allocator())
 
 
-_forward_calls = Calls(_check, _make_forward, options=6, most=1024, under_no_grad=True)
+_forward_calls = Calls(topk.check_call, _make_forward, options=6, most=1024, under_no_grad=True)
 _backward_calls = Calls(
     lambda tensors, options: None, _make_backward, options=4, most=1024, under_no_grad=True
 )

@@ -14,10 +14,9 @@ from flashmoe_science.cuda.calls import Calls, Options, Tensors
 from flashmoe_science.cuda.device import Device, device_of
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.launch import LaunchPlan, addressed, loaded
-from flashmoe_science.cuda.moe.routing import overlaps
 from flashmoe_science.cuda.repeat import Call, Layout, cuda_allocator, prepare
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.limits import limits
+from flashmoe_science.jit.limits import limits, overlaps
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.moe_arguments import Scores, check_topk_arguments
 
@@ -141,10 +140,15 @@ def check_limits(logits: torch.Tensor, experts: int, groups: int, device: Device
         )
 
 
-def _check(tensors: Tensors, options: Options) -> None:
+def check_call(tensors: Tensors, options: Options) -> None:
     logits, *bias = tensors
     k, _, renormalize, scale, groups, top_groups = options
     check_topk_arguments(logits, k, renormalize, bias[0] if bias else None, scale, groups, top_groups)
+
+
+def _check(tensors: Tensors, options: Options) -> None:
+    check_call(tensors, options)
+    logits, *bias = tensors
     # Address 0 would mean that there is no bias.
     reject_without_memory(logits=logits, **({"correction_bias": bias[0]} if bias else {}))
 

@@ -5,16 +5,15 @@ What it does not take PyTorch's operations do, and all if `OVERRIDE_VARIABLE` sa
 
 from __future__ import annotations
 
-import os
 import threading
 
 import torch
 
+from flashmoe_science.cuda.choice import asked_for
 from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.launch import Launcher, loaded
 from flashmoe_science.cuda.repeat import current_device, raw_stream
-from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.varlen.append_arguments import ARGUMENTS, Append, pack_into, why_not
@@ -28,10 +27,7 @@ WARPS = 4
 
 def is_asked_for() -> bool:
     """Raises InputError for a value of the variable that says nothing."""
-    named = os.environ.get(OVERRIDE_VARIABLE) or _DEFAULT
-    if named not in _CHOICES:
-        raise InputError(f"{OVERRIDE_VARIABLE}={named!r}; expected one of {', '.join(_CHOICES)}")
-    return named == "fused"
+    return asked_for(OVERRIDE_VARIABLE, _CHOICES, _DEFAULT) == "fused"
 
 
 def takes(append: Append) -> bool:

@@ -68,11 +68,7 @@ _BEFORE_FP8 = ("sm_75", "sm_80", "sm_86")
 
 
 def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
-    """Why the kernel cannot or should not take calls of a problem, as the end of a sentence about it; None if it does.
-
-    Args:
-        most_queries: no sequence of a call has more; see `select.bucket`.
-    """
+    """See `select.KernelModule`."""
     if problem.dtype not in (torch.bfloat16, torch.float16):
         return f"it does not take {problem.dtype}"
     if problem.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:

@@ -15,6 +15,7 @@ import torch
 from flashmoe_science.configs.attention import hopper_varlen as configs
 from flashmoe_science.configs.attention.hopper import SWIZZLE_PANEL
 from flashmoe_science.configs.attention.hopper_varlen import Extent, HopperFeatures, HopperVarlenConfiguration
+from flashmoe_science.cuda import wgmma
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.launch import loaded
 from flashmoe_science.cuda.repeat import raw_stream
@@ -22,8 +23,7 @@ from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.cuda.tickets import ticket_pool
 from flashmoe_science.cuda.varlen.arguments import division
 from flashmoe_science.errors import InputError, KernelDefectError
-from flashmoe_science.jit.limits import base_architecture
-from flashmoe_science.jit.nvrtc import CudaKernel, nvrtc_version
+from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
 
 _OF_CALL = struct.Struct("8Q q 2i")  # addresses, the table's stride, batch, tokens
@@ -33,7 +33,6 @@ _ADDRESS = struct.Struct("Q")
 _TREE_AT = -(-(_CALL_AT + _OF_CALL.size + _OF_PLAN.size) // 8) * 8
 """Of a call too, and after all that kernels without trees read."""
 ARGUMENT_BYTES = -(-(_TREE_AT + _ADDRESS.size) // 64) * 64
-_FIRST_NVRTC = (12, 9)  # see cuda.attention.hopper
 _ROWS = 64  # of a consumer warpgroup
 _UNLIMITED = 1 << 29
 _MOST_ROWS = 1 << 30
@@ -48,20 +47,12 @@ blocks of its own sequence in a fixed order, and no row of another sequence has 
 
 
 def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
-    """Why the kernel cannot take a problem, as the end of a sentence about it; None if it can.
-
-    Args:
-        most_queries: no sequence of a call has more.
-    """
+    """See `select.KernelModule`."""
     if problem.quantized is not None:
         return "it reads no cache of FP8"
-    if base_architecture(device.architecture) != "sm_90":
-        return f"it needs sm_90, and the GPU is {device.architecture}"
-    if device.nvrtc < _FIRST_NVRTC:
-        return (
-            f"it needs NVRTC {'.'.join(map(str, _FIRST_NVRTC))} or later, and this is "
-            f"{'.'.join(map(str, device.nvrtc))}"
-        )
+    reason = wgmma.why_not_device(device)
+    if reason is not None:
+        return reason
     if problem.dtype not in (torch.bfloat16, torch.float16):
         return f"it does not take {problem.dtype}"
     if problem.alibi:
@@ -142,7 +133,7 @@ def kernel(configuration: HopperVarlenConfiguration, dtype: torch.dtype) -> Cuda
 
 def kernels(architecture: str) -> list[CudaKernel]:
     """What is built ahead of time: bfloat16, causal, packed and in pages of 16. Others compile at their first call."""
-    if base_architecture(architecture) != "sm_90" or nvrtc_version() < _FIRST_NVRTC:
+    if not wgmma.built_for(architecture):
         return []
     return [
         kernel(configs.configuration(dim, dim, HopperFeatures(True, page_rows=rows), _ANY), torch.bfloat16)

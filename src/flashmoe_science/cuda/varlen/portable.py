@@ -37,11 +37,7 @@ _BUILT_AHEAD = (64, 128)
 
 
 def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
-    """Why the kernel cannot take a problem, as the end of a sentence about it; None if it can.
-
-    Args:
-        most_queries: no sequence of a call has more.
-    """
+    """See `select.KernelModule`."""
     if problem.quantized is not None:
         return "it reads no cache of FP8"
     return why_not_dimensions(problem.dtype, problem.head_dim, problem.value_dim, device)

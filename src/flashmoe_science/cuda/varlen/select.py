@@ -27,7 +27,11 @@ class KernelModule(Protocol):
     """What the module of one kernel provides. ``most_queries``: no sequence of a call has more, by `bucket`."""
 
     def why_not(self, problem: Problem, device: Device, most_queries: int) -> str | None:
-        """Why it cannot or should not take such calls, as the end of a sentence about it; None if it takes them."""
+        """Why it cannot or should not take calls of a problem, as the end of a sentence about it; None if it does.
+
+        Args:
+            most_queries: no sequence of a call has more; see `bucket`.
+        """
         ...
 
     def prepare(self, problem: Problem, device: Device, most_queries: int) -> Run:

@@ -14,8 +14,6 @@
 #include "python_call.h"
 #include "tile_product.h"
 
-enum ElementType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
-
 // Mirrored by flashmoe_science.cpu.moe_backward. All tensors are contiguous but grad_output, whose rows are.
 struct MoeBackwardProblem {
     int64_t element_type;
@@ -39,13 +37,9 @@ struct MoeBackwardTensors {
 
 namespace {
 
-// Below this many multiply-adds waking another thread costs more than it saves.
-constexpr double MIN_PARALLEL_WORK = 2e5;
 constexpr int COMBINE_TOKENS = 8;
 constexpr int CACHE_LINE = 64;
 
-template <class T>
-constexpr T smaller(T a, T b) { return a < b ? a : b; }
 constexpr int64_t blocks_of(int64_t size, int64_t block) { return (size + block - 1) / block; }
 constexpr int64_t to_lines(int64_t bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
 

@@ -4,9 +4,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "numbers.h"
 #include "python_call.h"
-
-enum ElementType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
 // Mirrored by flashmoe_science.cpu.moe. All tensors are contiguous.
 struct MoeProblem {
@@ -20,8 +19,6 @@ struct MoeProblem {
 
 namespace {
 
-// Below this many multiply-adds waking another thread costs more than it saves.
-constexpr double MIN_PARALLEL_WORK = 2e5;
 // Intermediate values, or entries of the result, that a task computes of a token; a multiple of DOT_ROWS.
 constexpr int TASK_ROWS = 32;
 // Tokens that meet a block of weight rows before the next: their rows and the block's stay in the second-level cache.
@@ -38,11 +35,6 @@ constexpr int CACHE_LINE = 64;
 constexpr int64_t CHUNK_BYTES = 32 << 20;
 // but every expert's weights are read once a chunk: not for fewer tokens than this, on average.
 constexpr int64_t CHUNK_TOKENS_PER_EXPERT = 64;
-
-template <class T>
-constexpr T smaller(T a, T b) { return a < b ? a : b; }
-template <class T>
-constexpr T larger(T a, T b) { return a > b ? a : b; }
 
 // Weights of all experts, and their scales where they are quantised: of the tokens' type, a row's beside each other.
 struct Matrix {

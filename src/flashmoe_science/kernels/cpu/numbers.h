@@ -1,9 +1,16 @@
-// The 16-bit number formats as storage, and their conversion in integer arithmetic that any compiler
+// Types of elements: the 16-bit formats as storage, and their conversion in integer arithmetic that any compiler
 // vectorises.
 #pragma once
 
 #include <stdint.h>
 #include <string.h>
+
+template <class T>
+constexpr T smaller(T a, T b) { return a < b ? a : b; }
+template <class T>
+constexpr T larger(T a, T b) { return a > b ? a : b; }
+
+enum ElementType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
 struct Half {
     uint16_t bits;

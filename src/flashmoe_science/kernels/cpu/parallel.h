@@ -11,6 +11,9 @@
 #include <time.h>
 #include <unistd.h>
 
+// Below this many multiply-adds waking another thread costs more than it saves.
+constexpr double MIN_PARALLEL_WORK = 2e5;
+
 extern "C" __attribute__((weak)) void GOMP_parallel(void (*)(void*), void*, unsigned, unsigned);
 
 namespace pool {

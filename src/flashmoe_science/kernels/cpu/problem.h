@@ -4,8 +4,6 @@
 #include "python_call.h"
 #include "vector.h"
 
-enum ElementType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
-
 // Mirrored by flashmoe_science.cpu. Strides are in bytes, for (batch, head, row).
 struct AttentionProblem {
     int64_t element_type;
@@ -18,10 +16,6 @@ struct AttentionProblem {
 namespace {
 
 constexpr int up_to_multiple(int64_t x, int of) { return (int)((x + of - 1) / of * of); }
-template <class T>
-constexpr T smaller(T a, T b) { return a < b ? a : b; }
-template <class T>
-constexpr T larger(T a, T b) { return a > b ? a : b; }
 
 // As many queries as one pass of the products keeps in registers: a tile's queries, scores and output are then contiguous.
 constexpr int TILE_QUERIES = MAX_COLUMNS * W;
@@ -52,8 +46,6 @@ constexpr int MAX_DEPTH_FEW_ROWS = 16;
 // Wide tiles: below so many rows in a row space many would not be full, below so many in all there would be too few for threads.
 constexpr int MIN_WIDE_ROWS = 96;
 constexpr int MIN_WIDE_QUERIES = 1024;
-// Below this many multiply-adds waking another thread costs more than it saves.
-constexpr double MIN_PARALLEL_WORK = 2e5;
 constexpr double LOG2_E = 1.4426950408889634;
 constexpr int64_t NO_DIAGONAL = INT64_MAX / 4;
 

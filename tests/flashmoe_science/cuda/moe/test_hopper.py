@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from problems import H200
 
 from flashmoe_science.configs.moe import hopper as configs
+from flashmoe_science.cuda import wgmma
 from flashmoe_science.cuda.moe import MoeKind, MoeProblem, combine, hopper, routing, select
 from flashmoe_science.cuda.moe.select import OVERRIDE_VARIABLE, kernels
 from flashmoe_science.errors import InputError, NoKernelError
@@ -128,7 +129,7 @@ def test_every_choice_is_built_ahead_and_fits(
 @functools.cache
 def _built() -> set[str]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hopper, "nvrtc_version", lambda: (13, 0))  # whether or not one is installed here
+        patch.setattr(wgmma, "nvrtc_version", lambda: (13, 0))  # whether or not one is installed here
         return {kernel.label for kernel in kernels("sm_90a")}
 
 

@@ -16,35 +16,19 @@ from flashmoe_science.cuda.attention.problem import Strides
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.launch import Launcher, loaded
 from flashmoe_science.cuda.tensor_map import TensorMap
+from flashmoe_science.cuda.wgmma import built_for as built_for
+from flashmoe_science.cuda.wgmma import why_not_device as why_not_device
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.limits import base_architecture
-from flashmoe_science.jit.nvrtc import CudaKernel, nvrtc_version
+from flashmoe_science.jit.nvrtc import CudaKernel
 
 PREPARE = struct.Struct("8Q")  # output, grad_output, lse, grad_lse, lse_log2, delta, turns, grad_query or 0
 _PREPARE_REST = struct.Struct("12q 4i")
 PREPARE_BYTES = PREPARE.size + _PREPARE_REST.size
-_FIRST_NVRTC = (12, 9)  # 12.6 and 12.8 serialise wgmma (C7515)
 _STORED = 64  # rows, and columns
 _MOST_HEADS = 65535  # of a grid's second dimension
 Maps = tuple[TensorMap, TensorMap, TensorMap, TensorMap]
 """Of query, key, value and grad_output; re-addressed when their tensor moved."""
 """Of a kernel, its grid and the bytes of its argument; `dependent` as `Launcher` says."""
-
-
-def why_not_device(device: Device) -> str | None:
-    """Why they do not run on a GPU, or are not compiled for it."""
-    if base_architecture(device.architecture) != "sm_90":
-        return f"it needs sm_90, and the GPU is {device.architecture}"
-    if device.nvrtc < _FIRST_NVRTC:
-        return (
-            f"it needs NVRTC {'.'.join(map(str, _FIRST_NVRTC))} or later, and this is "
-            f"{'.'.join(map(str, device.nvrtc))}"
-        )
-    return None
-
-
-def built_for(architecture: str) -> bool:
-    return base_architecture(architecture) == "sm_90" and nvrtc_version() >= _FIRST_NVRTC
 
 
 def why_not_problem(problem: BackwardProblem) -> str | None:

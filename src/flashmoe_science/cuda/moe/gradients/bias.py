@@ -1,5 +1,5 @@
-"""Gradients of experts' biases, and what the bias of w2 adds to that of the routing weights
-(`moe_backward_bias.cu`, `moe_backward_bias_routing.cu`). Both sum in a fixed order.
+"""Gradients of the routing weights from their parts (`moe_backward_routing.cu`) and of experts' biases, and what the
+bias of w2 adds to the former (`moe_backward_bias.cu`, `moe_backward_bias_routing.cu`). All sum in a fixed order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 from flashmoe_science.cuda.launch import Launcher, launch_at
 from flashmoe_science.cuda.moe.problem import MoeProblem
-from flashmoe_science.cuda.moe.routing import overlaps
+from flashmoe_science.jit.limits import overlaps
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 _HOPPER = "sm_90a"
@@ -24,6 +24,10 @@ _THREADS, _COLUMNS = 256, 64
 _ROUTING = struct.Struct("6Q")
 _ROUTING_REST = struct.Struct("3i")
 _ROUTING_ROWS = 8  # of a block
+
+# sums, ids, expert_offsets, sorted_slots, output
+_PARTS = struct.Struct("5Q")
+_PARTS_REST = struct.Struct("3i")
 
 LauncherOf = Callable[[CudaKernel, int, int], Launcher]
 """Makes the launcher of a kernel, given the bytes of its arguments and the blocks of its grid."""
@@ -46,6 +50,18 @@ def kernel(dtype: torch.dtype, *, second: bool, architecture: str = _HOPPER) -> 
     )
 
 
+def parts_kernel(ids64: bool, *, architecture: str = _HOPPER) -> CudaKernel:
+    """Gradient of the routing weights, from its parts."""
+    return CudaKernel(
+        source="moe_backward_routing.cu",
+        function="moe_backward_routing",
+        architecture=architecture,
+        macros={"IDS64": int(ids64), "DEPENDENT": int(overlaps(architecture))},
+        threads_per_block=_THREADS,
+        dynamic_shared_bytes=0,
+    )
+
+
 def routing_kernel(dtype: torch.dtype, ids64: bool, *, architecture: str = _HOPPER) -> CudaKernel:
     """What the bias of w2 adds to the gradient of the routing weights."""
     return CudaKernel(
@@ -61,6 +77,16 @@ def routing_kernel(dtype: torch.dtype, ids64: bool, *, architecture: str = _HOPP
         threads_per_block=32 * _ROUTING_ROWS,
         dynamic_shared_bytes=0,
     )
+
+
+def sum_of_parts(
+    launcher_of: LauncherOf, problem: MoeProblem, parts: int, *, architecture: str = _HOPPER
+) -> Callable[..., None]:
+    """Launches that write the gradient of the routing weights, of which each slot has so many parts."""
+    compiled = parts_kernel(problem.ids64, architecture=architecture)
+    launcher = launcher_of(compiled, _PARTS.size + _PARTS_REST.size, -(-problem.slots // _THREADS))
+    _PARTS_REST.pack_into(launcher.buffer, _PARTS.size, parts, problem.slots, problem.experts)
+    return launch_at(launcher, _PARTS)
 
 
 def gradient_of_routing(

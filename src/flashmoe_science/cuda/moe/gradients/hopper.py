@@ -14,9 +14,10 @@ from flashmoe_science.configs.moe import backward_hopper as configs
 from flashmoe_science.configs.moe import hopper as forward_configs
 from flashmoe_science.configs.moe.backward_hopper import MoeHopperBackward
 from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
+from flashmoe_science.cuda import wgmma
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.launch import Launcher, LaunchPlan, launch_at, loaded
+from flashmoe_science.cuda.launch import Launcher, LaunchPlan, loaded
 from flashmoe_science.cuda.moe import combine, hopper
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.gradients import bias
@@ -26,8 +27,7 @@ from flashmoe_science.cuda.moe.routing import TICKETS_BYTES, Routing
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.cuda.workspace import place
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.limits import base_architecture
-from flashmoe_science.jit.nvrtc import CudaKernel, nvrtc_version
+from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.moe_arguments import ACTIVATION_CODES, Activation, W13Layout
 
 _ARCHITECTURE = "sm_90a"
@@ -37,9 +37,6 @@ _PRODUCT_REST = struct.Struct("6i")
 _PRODUCT_AT = 2 * MAP_BYTES
 _WEIGHTS = struct.Struct("5Q")  # tokens, output, expert_offsets, sorted_slots, ticket
 _WEIGHTS_REST = struct.Struct("9i")
-_ROUTING = struct.Struct("5Q")  # sums, ids, expert_offsets, sorted_slots, output
-_ROUTING_REST = struct.Struct("3i")
-_ROUTING_THREADS = 256
 _FLOAT_BYTES = 4
 _FIRST_TICKET, _SECOND_TICKET, _W2_TICKET, _W13_TICKET, _AGAIN_TICKET = (4 * i for i in range(5))
 _MOST_TILES = 1 << 30
@@ -77,7 +74,7 @@ def _refusal(problem: MoeBackwardProblem) -> str | None:
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    if base_architecture(architecture) != "sm_90" or nvrtc_version() < hopper.FIRST_NVRTC:
+    if not wgmma.built_for(architecture):
         return []
     dtypes = torch.bfloat16, torch.float16
     activations = [activation for activation in Activation if activation is not _SPILLS]
@@ -115,7 +112,7 @@ def kernels(architecture: str) -> list[CudaKernel]:
             *(bias.routing_kernel(dtype, ids64) for ids64 in (False, True)),
         )
     ]
-    return [*keeping, *products, *sums, *(routing_kernel(ids64) for ids64 in (False, True)), *biases]
+    return [*keeping, *products, *sums, *(bias.parts_kernel(ids64) for ids64 in (False, True)), *biases]
 
 
 def _product_kernel(
@@ -176,18 +173,6 @@ def weights_kernel(
     )
 
 
-def routing_kernel(ids64: bool) -> CudaKernel:
-    """Gradient of the routing weights, from its parts."""
-    return CudaKernel(
-        source="moe_backward_routing.cu",
-        function="moe_backward_routing",
-        architecture=_ARCHITECTURE,
-        macros={"IDS64": int(ids64), "DEPENDENT": 1},
-        threads_per_block=_ROUTING_THREADS,
-        dynamic_shared_bytes=0,
-    )
-
-
 def check(problem: MoeBackwardProblem, configuration: Any) -> None:
     if not isinstance(configuration, MoeHopperBackward):
         raise InputError(
@@ -221,7 +206,7 @@ def plan(
     first = make.gradient_of_kept(tiles)
     second = make.gradient_of_input(tiles) if needs.hidden_states else None
     join = Combine(forward, device, _ARCHITECTURE, weighted=False) if needs.hidden_states else None
-    routed = make.gradient_of_routing() if needs.topk_weights else None
+    routed = bias.sum_of_parts(make.launcher, forward, _parts(forward)) if needs.topk_weights else None
     routed_bias = (
         bias.gradient_of_routing(make.launcher, forward) if needs.topk_weights and forward.w2_biased else None
     )
@@ -439,12 +424,3 @@ class _Make:
             launcher.start(addresses_and_stream[-1])
 
         return launch
-
-    def gradient_of_routing(self) -> Callable[..., None]:
-        problem = self._problem
-        blocks = -(-problem.slots // _ROUTING_THREADS)
-        launcher = self.launcher(routing_kernel(problem.ids64), _ROUTING.size + _ROUTING_REST.size, blocks)
-        _ROUTING_REST.pack_into(
-            launcher.buffer, _ROUTING.size, _parts(problem), problem.slots, problem.experts
-        )
-        return launch_at(launcher, _ROUTING)

@@ -33,9 +33,10 @@ from flashmoe_science.cuda.moe.gradients.problem import (
 )
 from flashmoe_science.cuda.moe.portable import Product
 from flashmoe_science.cuda.moe.problem import MoeProblem
-from flashmoe_science.cuda.moe.routing import TICKETS_BYTES, Routing, overlaps
+from flashmoe_science.cuda.moe.routing import TICKETS_BYTES, Routing
 from flashmoe_science.cuda.workspace import place
 from flashmoe_science.errors import InputError
+from flashmoe_science.jit.limits import overlaps
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.moe_arguments import ACTIVATION_CODES, Activation, W13Layout
 
@@ -45,9 +46,6 @@ _PRODUCT = struct.Struct("9Q")
 _PRODUCT_REST = struct.Struct("8i")
 _WEIGHTS = struct.Struct("5Q")  # left, right, output, expert_offsets, sorted_slots
 _WEIGHTS_REST = struct.Struct("5i")
-_ROUTING = struct.Struct("5Q")  # sums, ids, expert_offsets, sorted_slots, output
-_ROUTING_REST = struct.Struct("3i")
-_ROUTING_THREADS = 256
 _FLOAT_BYTES = 4
 _MOST_BLOCKS = (1 << 31) - 1
 
@@ -136,7 +134,7 @@ def kernels(architecture: str) -> list[CudaKernel]:
     ]
     if not built:
         return []
-    sums = [routing_kernel(ids64, architecture) for ids64 in (False, True)]
+    sums = [bias.parts_kernel(ids64, architecture=architecture) for ids64 in (False, True)]
     each_once = {one.label: one for one in (*built, *sums)}
     return list(each_once.values())
 
@@ -209,18 +207,6 @@ def projection_kernel(tile: ProductTile, dtype: torch.dtype, architecture: str) 
     return replace(made, macros={**made.macros, "ACTIVATION": 0})
 
 
-def routing_kernel(ids64: bool, architecture: str) -> CudaKernel:
-    """Gradient of the routing weights, from its parts."""
-    return CudaKernel(
-        source="moe_backward_routing.cu",
-        function="moe_backward_routing",
-        architecture=architecture,
-        macros={"IDS64": int(ids64), "DEPENDENT": int(overlaps(architecture))},
-        threads_per_block=_ROUTING_THREADS,
-        dynamic_shared_bytes=0,
-    )
-
-
 def check(problem: MoeBackwardProblem, configuration: Any) -> None:
     if not isinstance(configuration, MoePortableBackward):
         raise InputError(
@@ -245,7 +231,12 @@ def plan(
     join = (
         Combine(forward, device, device.architecture, weighted=False).launch if needs.hidden_states else None
     )
-    routed = make.gradient_of_routing(tiles.first) if needs.topk_weights else None
+    parts = _parts(forward, tiles.first)
+    routed = (
+        bias.sum_of_parts(make.dependent, forward, parts, architecture=device.architecture)
+        if needs.topk_weights
+        else None
+    )
     routed_bias = (
         bias.gradient_of_routing(make.dependent, forward, architecture=device.architecture)
         if needs.topk_weights and forward.w2_biased
@@ -278,7 +269,7 @@ def plan(
         row_bytes * forward.w13_rows,
         row_bytes * forward.w13_rows,
         row_bytes * forward.intermediate,
-        forward.slots * _parts(forward, tiles.first) * _FLOAT_BYTES,
+        forward.slots * parts * _FLOAT_BYTES,
         row_bytes * forward.hidden if needs.hidden_states else 0,
     )[1:]
 
@@ -439,14 +430,3 @@ class _Make:
             launcher.buffer, _WEIGHTS.size, problem.top_k, rows, columns, row_tiles, column_tiles
         )
         return launch_at(launcher, _WEIGHTS)
-
-    def gradient_of_routing(self, first: BackwardTile) -> Callable[..., None]:
-        problem = self._problem
-        launcher = self.dependent(
-            routing_kernel(problem.ids64, self._device.architecture),
-            _ROUTING.size + _ROUTING_REST.size,
-            _across(problem.slots, _ROUTING_THREADS),
-        )
-        parts = _parts(problem, first)
-        _ROUTING_REST.pack_into(launcher.buffer, _ROUTING.size, parts, problem.slots, problem.experts)
-        return launch_at(launcher, _ROUTING)

@@ -16,6 +16,7 @@ from flashmoe_science.configs.moe import backward_hopper as configs
 from flashmoe_science.configs.moe import hopper as forward_configs
 from flashmoe_science.configs.moe.backward_hopper import MoeHopperBackward
 from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
+from flashmoe_science.cuda import wgmma
 from flashmoe_science.cuda.moe import hopper as forward
 from flashmoe_science.cuda.moe.gradients import (
     MoeBackwardKind,
@@ -95,7 +96,7 @@ def test_what_it_refuses() -> None:
 
 
 def test_everything_is_built_ahead_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper, "nvrtc_version", lambda: (13, 0))  # whether or not one is installed here
+    monkeypatch.setattr(wgmma, "nvrtc_version", lambda: (13, 0))  # whether or not one is installed here
     built = {kernel.label: kernel for kernel in hopper.kernels("sm_90a")}
     for kernel in built.values():
         check_block(kernel.label, "sm_90", kernel.threads_per_block, kernel.dynamic_shared_bytes)

@@ -140,7 +140,7 @@ def test_everything_fits_and_is_built_ahead(architecture: str) -> None:
             configs.configuration(architecture).first, Activation.GELU_NO_MUL, FP16, architecture
         ),
         bias.kernel(BF16, second=True, architecture=architecture),
-        portable.routing_kernel(True, architecture),
+        bias.parts_kernel(True, architecture=architecture),
     ):
         assert kernel.label in built
     assert portable.kernels("sm_75") == []
