@@ -40,7 +40,6 @@ LAYERS = {
     "cuda.varlen": "errors jit configs varlen.problem varlen.dequantized varlen.append_arguments cuda cuda.attention",
     "cuda.rotation": "errors jit cuda",
     "cuda.key_lists": "jit cuda",
-    "cuda.build": "jit cuda.attention cuda.moe cuda.varlen cuda.rotation",
     "operators.sharding": "",
     "operators.compiled_code": "",
     "operators.recording": "errors torch_private operators.sharding",

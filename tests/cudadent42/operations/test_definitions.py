@@ -17,6 +17,7 @@ from cudadent42.decisions.compare import compare
 from cudadent42.model.records import MachineReport, Plan, Sample
 from cudadent42.operations import definition, names
 from cudadent42.operations.attention.case import AttentionCase
+from cudadent42.operations.cuda_kernels import kernels as cuda_kernels
 from cudadent42.operations.moe.activations import ACTIVATIONS
 from cudadent42.operations.moe.case import MoeCase
 from cudadent42.plan import Choices, make_plan
@@ -27,7 +28,6 @@ from cudadent42.stages.report import markdown
 from cudadent42.stages.report.rivals import rivals
 from cudadent42.stages.report.view import View
 from cudadent42.suites.loader import load_suite, parse_suite
-from flashmoe_science.cuda.build import kernels as cuda_kernels
 from flashmoe_science.cuda.device import GPUS
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"

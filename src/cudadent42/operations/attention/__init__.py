@@ -167,7 +167,7 @@ def _plug_in(function: Callable[..., Any]) -> Callable[[AttentionCase, Attention
 
 
 def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
-    from flashmoe_science.cuda.build import attention_kernels
+    from cudadent42.operations.cuda_kernels import attention_kernels
 
     return attention_kernels(architectures)
 

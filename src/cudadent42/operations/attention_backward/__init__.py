@@ -23,7 +23,7 @@ CaseT = TypeVar("CaseT", bound=AttentionBackwardCase)
 
 def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
     """Of both passes: gradients are those of a result that the forward pass gave."""
-    from flashmoe_science.cuda.build import attention_gradient_kernels
+    from cudadent42.operations.cuda_kernels import attention_gradient_kernels
 
     return [*FORWARD.cuda_kernels(architectures), *attention_gradient_kernels(architectures)]
 

@@ -181,7 +181,7 @@ def _not_taken(function: Callable[..., Any], options: Mapping[str, object]) -> l
 
 
 def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
-    from flashmoe_science.cuda.build import moe_kernels
+    from cudadent42.operations.cuda_kernels import moe_kernels
 
     return moe_kernels(architectures)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +13,8 @@ from hypothesis import strategies as st
 from problems import H200
 
 from flashmoe_science.configs.attention import hopper as configs
-from flashmoe_science.cuda import device, wgmma
 from flashmoe_science.cuda.attention import hopper
 from flashmoe_science.cuda.attention.problem import KernelKind, Problem
-from flashmoe_science.cuda.build import kernels
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import check_block
 
@@ -82,24 +79,6 @@ def test_a_choice_for_another_problem_is_refused(change: dict[str, object], mess
 def test_leaves_what_its_compiler_would_serialise() -> None:
     assert hopper.choose(PROBLEM, replace(H200, nvrtc=(12, 8))) is None
     assert hopper.choose(PROBLEM, replace(H200, nvrtc=(12, 9))) is not None
-
-
-def test_an_older_compiler_builds_the_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One module asks for the version; whether or not a compiler is installed here."""
-    asking = [
-        module
-        for name, module in [*sys.modules.items()]
-        if name.startswith("flashmoe_science.cuda.") and hasattr(module, "nvrtc_version")
-    ]
-    assert {module.__name__ for module in asking} == {device.__name__, wgmma.__name__}
-    of_hopper = {
-        *("attention_hopper", "attention_hopper_varlen", "moe_hopper", "moe_backward_hopper"),
-        *("attention_backward_hopper", "attention_backward_two_pass_query"),
-    }
-    monkeypatch.setattr(wgmma, "nvrtc_version", lambda: (12, 8))
-    assert not of_hopper & {kernel.function for kernel in kernels(["sm_90a"])}
-    monkeypatch.setattr(wgmma, "nvrtc_version", lambda: (13, 0))
-    assert of_hopper <= {kernel.function for kernel in kernels(["sm_90a"])}
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_100", "sm_120"])

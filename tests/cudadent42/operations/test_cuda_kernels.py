@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from cudadent42.operations.cuda_kernels import build, kernels
+from flashmoe_science.cuda import device, wgmma
 from flashmoe_science.cuda.attention import KernelKind
 from flashmoe_science.cuda.attention.select import module
-from flashmoe_science.cuda.build import build, kernels
 from flashmoe_science.errors import DeviceError
 from flashmoe_science.jit.cache import CompileCache
-
-pytestmark = pytest.mark.usefixtures("nvrtc")
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a")
 
 
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -33,12 +34,14 @@ def test_everything_compiles(architecture: str) -> None:
         assert "C75" not in kernel_build.log
 
 
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_no_kernel_is_listed_twice(architecture: str) -> None:
     listed = Counter((kernel.architecture, kernel.label) for kernel in kernels([architecture]))
     assert max(listed.values()) == 1
 
 
+@pytest.mark.usefixtures("nvrtc")
 def test_which_kernels_an_architecture_gets() -> None:
     turing = {kernel.function for kernel in kernels(["sm_75"])}
     backward = {f"attention_backward_{step}" for step in ("statistics", "query", "key_value")}
@@ -69,6 +72,25 @@ def test_which_kernels_an_architecture_gets() -> None:
     assert all(module(kind).kernels("sm_90") for kind in KernelKind)
 
 
+@pytest.mark.usefixtures("nvrtc")
 def test_an_architecture_that_is_unknown(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match="unknown GPU architecture 'sm_61'"):
         build(["sm_61"], CompileCache(tmp_path / "cache"))
+
+
+def test_an_older_compiler_builds_the_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One module asks for the version; whether or not a compiler is installed here."""
+    asking = [
+        module
+        for name, module in [*sys.modules.items()]
+        if name.startswith("flashmoe_science.cuda.") and hasattr(module, "nvrtc_version")
+    ]
+    assert {module.__name__ for module in asking} == {device.__name__, wgmma.__name__}
+    of_hopper = {
+        *("attention_hopper", "attention_hopper_varlen", "moe_hopper", "moe_backward_hopper"),
+        *("attention_backward_hopper", "attention_backward_two_pass_query"),
+    }
+    monkeypatch.setattr(wgmma, "nvrtc_version", lambda: (12, 8))
+    assert not of_hopper & {kernel.function for kernel in kernels(["sm_90a"])}
+    monkeypatch.setattr(wgmma, "nvrtc_version", lambda: (13, 0))
+    assert of_hopper <= {kernel.function for kernel in kernels(["sm_90a"])}
