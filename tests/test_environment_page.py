@@ -12,6 +12,8 @@ import pytest
 
 from cudadent42.flows import doctor
 from cudadent42.runs.run_folder import _RECORDED_VARIABLES
+from flashmoe_science.cuda import key_lists, steady
+from flashmoe_science.cuda.varlen import append
 from module_graph import files_of, nodes_of, parsed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,6 +31,9 @@ OURS = re.compile(r"\b(?:CUDADENT42|FLASHMOE)_[A-Z_0-9]+\b")
 
 OF_PARAMETERS: dict[tuple[str, str], set[str]] = {
     ("cudadent42.base.folders", "variable"): {"XDG_CONFIG_HOME", "XDG_STATE_HOME"},
+    ("flashmoe_science.cuda.choice", "variable"): {
+        module.OVERRIDE_VARIABLE for module in (append, key_lists, steady)
+    },
     ("flashmoe_science.cuda.choice", "self.override_variable"): {
         "FLASHMOE_CUDA_KERNEL",
         "FLASHMOE_CUDA_BACKWARD",
