@@ -134,20 +134,21 @@ def test_kernels_that_would_spill_registers_have_no_clusters() -> None:
         assert configs.may_cluster(of_heads) is pairs
 
 
+FP8 = [(cache, pairs, False) for cache in list(Cache)[1:] for pairs in (False, True)]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("nvrtc")
-@pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize(
-    "cache", [(Cache.PLAIN, False), *((cache, pairs) for cache in list(Cache)[1:] for pairs in (False, True))]
+    ("cache", "pairs", "tree"), [(Cache.PLAIN, False, False), (Cache.PLAIN, False, True), *FP8]
 )
-@pytest.mark.parametrize("pages", list(Pages))
-@pytest.mark.parametrize(("head_dim", "rows"), [(64, 8), (64, 32), (128, 8), (128, 16), (128, 32)])
+@pytest.mark.parametrize("pages", [Pages.TILES, Pages.ROWS])
+@pytest.mark.parametrize(("head_dim", "rows"), [(64, 8), (128, 8), (128, 16), (128, 32)])
 def test_kernels_for_clusters_have_no_defects(
-    head_dim: int, rows: int, pages: Pages, cache: tuple[Cache, bool], tree: bool
+    head_dim: int, rows: int, pages: Pages, cache: Cache, pairs: bool, tree: bool
 ) -> None:
     """Spills and a stack frame raise. Building ahead compiles kernels whose blocks work alone, and none for FP8."""
-    kind, pairs = cache
-    usual = configs.configuration("sm_90", head_dim, head_dim, rows, pages, False, kind, pairs=pairs)
+    usual = configs.configuration("sm_90", head_dim, head_dim, rows, pages, False, cache, pairs=pairs)
     chosen = replace(usual, tree=tree)
     for cluster in (1, 8) if configs.may_cluster(chosen) else (1,):
         compile_kernel(decode.kernel(replace(chosen, cluster=cluster), torch.bfloat16, "sm_90"))
