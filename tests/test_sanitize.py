@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,20 @@ def test_every_program_is_run_by_both_tools(tmp_path: Path) -> None:
     for program in PROGRAMS:
         for tool in ("memcheck", "racecheck"):
             assert re.search(rf"^{program.name}, kernels \w+\*, {tool}: passed$", said, re.MULTILINE)
+
+
+def test_every_program_has_what_it_imports(tmp_path: Path) -> None:
+    """With the search path that the script gives it, and no other."""
+    (tmp_path / "python").write_text('#!/bin/sh\nprintf %s "$PYTHONPATH" > "${0%/*}/path"\necho passed\n')
+    (tmp_path / "python").chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    tools = dict.fromkeys(("CUDADENT42_PYTHON", "COMPUTE_SANITIZER"), str(tmp_path / "python"))
+    subprocess.run(["sh", str(SCRIPT)], env={**environment, **tools}, capture_output=True, check=True)
+    subprocess.run(
+        [sys.executable, "-c", f"import {', '.join(path.stem for path in PROGRAMS)}"],
+        env={**environment, "PYTHONPATH": f"{(tmp_path / 'path').read_text()}:{PROGRAMS[0].parent}"},
+        check=True,
+    )
 
 
 def test_every_kernel_is_looked_at_by_a_program() -> None:

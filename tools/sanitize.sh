@@ -14,7 +14,7 @@ for tool in "$python" "$sanitizer"; do
         exit 2
     fi
 done
-PYTHONPATH=$root/src${PYTHONPATH:+:$PYTHONPATH}
+PYTHONPATH=$root/src:$root/tests${PYTHONPATH:+:$PYTHONPATH}
 # Memory of the caching allocator is one large block to the sanitizer; without it, each tensor has bounds.
 PYTORCH_NO_CUDA_MEMORY_CACHING=1
 # The references are computed on the CPU, by as many programs at once as there are.

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from attention_backward import Backward, assert_gradients, backward_case
 
+from flashmoe_science.configs.attention.backward_hopper import HopperBackward
 from flashmoe_science.cuda.attention.gradients import portable, wgmma
 from flashmoe_science.cuda.attention.gradients.backward import _problem, backward
 from flashmoe_science.cuda.attention.gradients.problem import GradientKind
@@ -44,6 +45,17 @@ CALLS = [
     ((130, 70), 200, True, False),
 ]
 ALL = Needs(True, True, True)
+LONG = [
+    ((170, 300), 128, False, True),
+    ((300, 130), 120, True, False),
+    ((130, 420), 128, False, False),
+]
+"""Of the Hopper kernel's tiles for more keys than are checked here, with `LONG_TILES`."""
+LONG_TILES = [
+    HopperBackward(128, False, wide=True),
+    HopperBackward(128, True, wide=True),
+    HopperBackward(128, False, staggered=True),
+]
 NEEDS = [ALL, ALL, Needs(True, False, False), ALL, ALL, Needs(False, True, True)]
 
 
@@ -83,6 +95,13 @@ def differentiate(case: Backward, needs: Needs, choice: Choice) -> Gradients:
     )
 
 
+def assert_right(case: Backward, needs: Needs, choice: Choice) -> None:
+    gradients = differentiate(case, needs, choice)
+    assert [each is not None for each in gradients] == list(needs)
+    on_cpu = [None if each is None else each.cpu() for each in gradients]
+    assert_gradients(replace(case, grad_lse=None), tuple(on_cpu))
+
+
 def for_racecheck(make: Callable[..., CudaKernel]) -> Callable[..., CudaKernel]:
     """Kernels as racecheck understands them: see `kernels/cuda/racecheck.cuh`."""
 
@@ -105,11 +124,12 @@ def main() -> None:
         for kind in kinds:
             choice = choose(case, needs, kind)
             if choice is not None:
-                gradients = differentiate(case, needs, choice)
-                assert [each is not None for each in gradients] == list(needs)
-                on_cpu = [None if each is None else each.cpu() for each in gradients]
-                assert_gradients(replace(case, grad_lse=None), tuple(on_cpu))
+                assert_right(case, needs, choice)
                 launches[kind.value] += 1
+    if launches[GradientKind.HOPPER.value]:
+        for given, tile in zip(LONG, LONG_TILES, strict=True):
+            assert_right(made(*given, torch.bfloat16), ALL, Choice(GradientKind.HOPPER, tile, ""))
+            launches["hopper, long"] += 1
     torch.cuda.synchronize()
     assert launches
     print(f"passed; launches: {', '.join(f'{name} {count}' for name, count in launches.items())}")

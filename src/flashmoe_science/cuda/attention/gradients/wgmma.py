@@ -28,7 +28,6 @@ _STORED = 64  # rows, and columns
 _MOST_HEADS = 65535  # of a grid's second dimension
 Maps = tuple[TensorMap, TensorMap, TensorMap, TensorMap]
 """Of query, key, value and grad_output; re-addressed when their tensor moved."""
-"""Of a kernel, its grid and the bytes of its argument; `dependent` as `Launcher` says."""
 
 
 def why_not_problem(problem: BackwardProblem) -> str | None:

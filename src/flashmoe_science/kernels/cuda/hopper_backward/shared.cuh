@@ -8,6 +8,7 @@
 #include "mma/narrow_panel.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/vector.cuh"
+#include "racecheck.cuh"
 
 namespace backward {
 
@@ -99,25 +100,27 @@ struct Progress {
     __device__ __forceinline__ void tile() { bits = (bits & ~3u) | ((bits + 1) & 3); }
 };
 
+constexpr int RELEASES = RACECHECK ? WARPGROUP : WARPGROUP / 32;  // of a consumer; see `release`
+
 __device__ __forceinline__ void initialise(const Shared& shared) {
     ptx::mbarrier_init(shared.key_full(), 1);
     ptx::mbarrier_init(shared.value_full(), 1);
-    ptx::mbarrier_init(shared.keys_empty(), 4 * CONSUMERS);
+    ptx::mbarrier_init(shared.keys_empty(), CONSUMERS * RELEASES);
     for (int stage = 0; stage < STAGES; ++stage) {
         ptx::mbarrier_init(shared.query_full(stage), 1);
-        ptx::mbarrier_init(shared.query_empty(stage), 4 * CONSUMERS);
+        ptx::mbarrier_init(shared.query_empty(stage), CONSUMERS * RELEASES);
         ptx::mbarrier_init(shared.gradient_full(stage), 1);
-        ptx::mbarrier_init(shared.gradient_empty(stage), 4 * CONSUMERS);
+        ptx::mbarrier_init(shared.gradient_empty(stage), CONSUMERS * RELEASES);
     }
     for (int consumer = 0; consumer < CONSUMERS; ++consumer) {
-        ptx::mbarrier_init(shared.piece_full(consumer), 4);
+        ptx::mbarrier_init(shared.piece_full(consumer), RELEASES);
         ptx::mbarrier_init(shared.piece_empty(consumer), 1);
         ptx::mbarrier_init(shared.sums_full(consumer), 1);
     }
     for (int stage = 0; stage < STAGES; ++stage) {
-        ptx::mbarrier_init(shared.scores_full(stage), 4 * CONSUMERS);
+        ptx::mbarrier_init(shared.scores_full(stage), CONSUMERS * RELEASES);
         ptx::mbarrier_init(shared.tile_full(stage), 1);
-        ptx::mbarrier_init(shared.tile_empty(stage), 5 * CONSUMERS + CONVERTS);
+        ptx::mbarrier_init(shared.tile_empty(stage), CONSUMERS * (RELEASES + 1) + CONVERTS * RELEASES / 4);
     }
     ptx::mbarrier_init_fence();
 }
@@ -140,7 +143,7 @@ __device__ __forceinline__ Tile read_tile(const Shared& shared, int slot) {
 // Marks something that the whole warp is done with.
 __device__ __forceinline__ void release(uint32 barrier) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+    if (RACECHECK || threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
 }  // namespace backward
