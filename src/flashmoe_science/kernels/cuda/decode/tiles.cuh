@@ -6,6 +6,7 @@
 #include "decode/schedule.cuh"
 #include "ptx/fp8.cuh"
 #include "ptx/global.cuh"
+#include "ptx/past_l1.cuh"
 
 namespace {
 
@@ -64,10 +65,15 @@ public:
     }
 };
 
+// Past L1, which keys and values that are read once only fill. With more rows it was not faster.
+__device__ __forceinline__ Chunk load_passing(const char* address) {
+    return ROW_TILES > 1 ? load_global(address) : load_past_l1(address);
+}
+
 // Eight elements.
 #if CACHE == 0
 using Piece = Chunk;
-__device__ __forceinline__ Piece load_piece(const char* address) { return load_global(address); }
+__device__ __forceinline__ Piece load_piece(const char* address) { return load_passing(address); }
 #else
 using Piece = HalfChunk;
 __device__ __forceinline__ Piece load_piece(const char* address) { return load_global_half(address); }
@@ -86,7 +92,7 @@ struct RowPieces {
         if (Pairs) {
 #pragma unroll
             for (int i = 0; i < kPieces; i += 2) {
-                const Chunk both = load_global(row + first_dim<true, Lanes>(i, lane));
+                const Chunk both = load_passing(row + first_dim<true, Lanes>(i, lane));
                 piece[i] = {both.x, both.y};
                 piece[i + 1] = {both.z, both.w};
             }
