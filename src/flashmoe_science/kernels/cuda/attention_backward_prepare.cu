@@ -32,7 +32,7 @@ struct Parameters {
 constexpr int THREADS = 256;
 constexpr int DEPTH = 2;  // rows of a thread
 constexpr int ROWS = THREADS / LANES;  // at a time
-constexpr bool EVEN = BLOCK_M % (DEPTH * ROWS) == 0;  // the last block of threads of a head has no rows past those of its query blocks
+constexpr bool EVEN = BLOCK_M % (DEPTH * ROWS) == 0;  // whether a head's last block of threads has no rows past its query blocks
 
 __device__ __forceinline__ float element(uint32 pair, bool high) {
     float x;

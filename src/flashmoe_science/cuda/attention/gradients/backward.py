@@ -158,7 +158,9 @@ def _prepare(
         if copied:
             grad_output = grad_output.contiguous()
         elif grad_output.data_ptr() & 15:
-            grad_output = grad_output.clone()
+            grad_output = torch.empty_strided(
+                grad_output.shape, grad_output.stride(), dtype=grad_output.dtype, device=grad_output.device
+            ).copy_(grad_output)  # a clone would close gaps, and the plan holds the strides
         grad_lse_address = 0
         if with_lse and grad_lse is not None:
             grad_lse = grad_lse.contiguous()

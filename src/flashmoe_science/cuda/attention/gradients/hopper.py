@@ -100,7 +100,7 @@ def check(problem: BackwardProblem, configuration: Any) -> None:
         or (configuration.staggered and problem.causal)
         or (configuration.wide and configuration.head_dim != 128)
     ):
-        raise InputError(f"{configuration} was chosen for another mask or other gradients: choose again")
+        raise InputError(f"{configuration} was chosen for another problem: choose again")
     refusal = _refusal(problem)
     if refusal is not None:
         raise InputError(f"the Hopper backward kernel cannot take this: {refusal}; choose another kernel")

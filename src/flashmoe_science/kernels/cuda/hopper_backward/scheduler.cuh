@@ -3,8 +3,8 @@
 // The grid is persistent: block b starts with tile b, then takes tickets. STAGGERED, for short sequences: tiles of one head side
 // by side, at no time two at the same rows, dealt out in turn. Otherwise a section of heads goes through its key blocks
 // in ascending order, all heads side by side: a tile only ever waits for tiles with lower tickets (see `write_pieces`), which
-// somebody is working on, and under a causal mask the longest come first. Query blocks are walked from the last to the
-// first, so that tiles that are begun together meet at the same rows.
+// somebody is working on, as all blocks are on the GPU at once. Under a causal mask the longest come first. Query blocks are
+// walked from the last to the first, so that tiles that are begun together meet at the same rows.
 #pragma once
 
 #include "hopper_backward/parameters.cuh"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from attention_backward import Backward, assert_gradients, backward_case
 
 from flashmoe_science import flash_attention
+from flashmoe_science.configs.attention.backward_hopper import HopperBackward
 from flashmoe_science.cuda.attention import gradients
 from flashmoe_science.cuda.attention.gradients.backward import _problem
 from flashmoe_science.cuda.attention.gradients.problem import GradientKind
@@ -113,6 +115,25 @@ def test_lengths(lengths: tuple[int, int], causal: bool, head_dim: int) -> None:
     assert_right(case_of(lengths, head_dim, causal=causal))
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+def test_more_tiles_than_multiprocessors(causal: bool, head_dim: int) -> None:
+    """Several sections of heads too: blocks draw tickets, and take one tile after another."""
+    assert_right(case_of((1500, 1500), head_dim, heads=(32, 32), causal=causal))
+
+
+def test_steps_of_80_rows_with_a_mask() -> None:
+    """Which are chosen from more keys on."""
+    case = case_of((1300, 1700), 128, heads=(16, 8), grad_lse=True)
+    tile = HopperBackward(128, True, wide=True)
+    choice = _choice(case, ALL, GradientKind.HOPPER)
+    if choice is None:
+        pytest.skip("this GPU has no wgmma")
+    first, second = (backward(case, ALL, dataclasses.replace(choice, configuration=tile)) for _ in range(2))
+    assert_gradients(case, first)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
 @pytest.mark.parametrize("heads", [(6, 6), (6, 2), (6, 1)])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_grouped_heads_and_a_gradient_of_the_log_sum_exp(heads: tuple[int, int], head_dim: int) -> None:
@@ -146,6 +167,7 @@ def test_gradients_of_the_output_that_no_kernel_reads_are_copied() -> None:
         case.grad_output.mT.contiguous().mT,
         torch.randn(2 * 4 * 128 * 64 + 1, device="cuda").to(BF16)[1:].view(2, 4, 128, 64),
         case.grad_output[:1].expand(2, -1, -1, -1),
+        torch.randn(2, 4, 128, 72, device="cuda").to(BF16)[..., 4:68],
     ):
         same = backward_case(case.query, case.key, case.value, grad.contiguous(), causal=True)
         results = gradients.backward(

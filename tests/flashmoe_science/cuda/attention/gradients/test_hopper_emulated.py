@@ -1,9 +1,13 @@
-"""The Hopper kernels of attention backward on the CPU: whole calls of them."""
+"""The Hopper kernels of attention backward on the CPU: whole calls of them.
+
+Fences and waits for products do nothing here: that none is lacking is for tests on a GPU to show.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
+import sys
 
 import pytest
 import torch
@@ -15,7 +19,7 @@ from problems import H200
 from flashmoe_science.configs.attention.backward_hopper import HopperBackward
 from flashmoe_science.cuda import launch
 from flashmoe_science.cuda.attention.gradients import hopper, wgmma
-from flashmoe_science.cuda.attention.gradients.backward import _problem
+from flashmoe_science.cuda.attention.gradients.backward import _prepare, _problem
 from flashmoe_science.cuda.attention.problem import strides_of
 from flashmoe_science.gradients import Needs
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -101,3 +105,38 @@ def test_gradients(
     given = (query, key, value, case.output, grad_output, case.lse, case.grad_lse, *gradients)
     planned.launch(*(tensor.data_ptr() for tensor in given), -(-workspace.data_ptr() // 256) * 256, 0)
     assert_gradients(case, gradients)
+
+
+@NEEDS_COMPILER
+def test_a_gradient_of_the_output_that_begins_anywhere_keeps_its_gaps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of a part of a wider tensor, which autograd hands over. Its copy has the strides that the plan holds."""
+    module = sys.modules[_prepare.__module__]  # its package has a function of the same name
+    monkeypatch.setattr(module, "raw_stream", lambda device: 0)
+    monkeypatch.setattr(module, "cuda_allocator", lambda: _aligned)
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 100, 64).bfloat16() for _ in range(3))
+    wide = torch.randn(1, 2, 100, 72).bfloat16()
+    case = backward_case(query, key, value, wide[..., 4:68].contiguous(), causal=False)
+    grad_output = wide[..., 4:68]
+    assert grad_output.data_ptr() % 16 == 8
+    problem = _problem(
+        (query, key, value, case.output),
+        strides_of("grad_output", grad_output),
+        False,
+        None,
+        Needs(True, True, True),
+    )
+    plan = hopper.plan(problem, HopperBackward(64, False), dataclasses.replace(H200, multiprocessors=1))
+    layouts = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in (query, key, value)]
+    call = _prepare(layouts, plan, 0, copied=False, with_lse=False)
+    assert_gradients(case, call(query, key, value, case.output, case.lse, grad_output))
+
+
+def _aligned(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """At a multiple of 256 bytes, as on a GPU."""
+    count = 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+    memory = torch.empty(count * dtype.itemsize + 256, dtype=torch.uint8)
+    start = -memory.data_ptr() % 256
+    return memory[start : start + count * dtype.itemsize].view(dtype).as_strided(size, stride)

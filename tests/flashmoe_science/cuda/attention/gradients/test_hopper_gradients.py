@@ -127,8 +127,6 @@ def test_other_gpus_and_older_compilers_take_the_portable_kernels() -> None:
 def test_tiles_fit_and_the_gradients_of_their_rows_are_whole_pieces() -> None:
     for tile in configs.all_configurations():
         check_block(repr(tile), "sm_90", tile.threads, tile.shared_bytes)
-        assert tile.block_m * tile.head_dim == configs.PIECES * tile.piece_floats
-        assert tile.block_m % (configs.PREPARE_THREADS // tile.lanes) == 0
         assert tile.piece_floats == 64 * (tile.block_m if tile.wide else 64)
 
 
