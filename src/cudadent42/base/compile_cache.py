@@ -1,4 +1,4 @@
-"""Emptying the kernels' compile cache (`flashmoe_science.jit.cache`, which says what an entry's files are)."""
+"""The kernels' compile cache listed and emptied; `flashmoe_science.jit.cache` says what an entry's files are."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from flashmoe_science.jit.cache import (
     opened_directory,
     remove,
 )
+from flashmoe_science.jit.records import KernelBuild
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,15 @@ class Cleared:
 
     entries: int
     bytes: int
+
+
+def entries(cache: CompileCache) -> list[KernelBuild]:
+    """All intact entries, by kernel name and key."""
+    records = (
+        name for name in cache.folder.names() if name.endswith(RECORD_SUFFIX) and ENTRY_FILE.match(name)
+    )
+    builds = (cache.read(name.removesuffix(RECORD_SUFFIX)) for name in records)
+    return sorted(filter(None, builds), key=lambda build: (build.recipe.label, build.key))
 
 
 def empty_cache() -> tuple[Path, Cleared]:

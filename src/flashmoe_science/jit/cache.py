@@ -203,25 +203,15 @@ class CompileCache:
                 `compile_to` left no artifact.
         """
         key = recipe_key(recipe)
-        cached = self._read(key)
+        cached = self.read(key)
         if cached is not None:
             return cached
         waiting = f"compiling {recipe.label}, once; the next process finds it in {self.directory}"
         with notice_of_waiting(waiting), self.locked(key):
-            cached = self._read(key)
+            cached = self.read(key)
             if cached is not None:
                 return cached
             return self._build(key, recipe, suffix, compile_to)
-
-    def find(self, recipe: Recipe) -> KernelBuild | None:
-        """The entry of `recipe` if it is there and intact; compiles nothing."""
-        return self._read(recipe_key(recipe))
-
-    def entries(self) -> list[KernelBuild]:
-        """All intact entries, by kernel name and key."""
-        keys = (name.removesuffix(RECORD_SUFFIX) for name in self.folder.names() if _is_record(name))
-        builds = [build for build in map(self._read, keys) if build is not None]
-        return sorted(builds, key=lambda build: (build.recipe.label, build.key))
 
     def content(self, key: str) -> bytes | None:
         """The artifact of an intact entry, else None."""
@@ -238,7 +228,8 @@ class CompileCache:
         tools = PrivateDirectory(self.folder.subdirectory(TOOLS), follow=False)
         return tools.subdirectory(name)
 
-    def _read(self, key: str) -> KernelBuild | None:
+    def read(self, key: str) -> KernelBuild | None:
+        """An intact entry, else None; compiles nothing."""
         entry = self._verified(key)
         if entry is None and self._copied_from_seed(key):
             entry = self._verified(key)
@@ -399,10 +390,6 @@ class CompileCache:
                 remove(self.directory / name)
         except FileNotFoundError:
             pass
-
-
-def _is_record(name: str) -> bool:
-    return ENTRY_FILE.match(name) is not None and name.endswith(RECORD_SUFFIX)
 
 
 def _resources(fields: dict[str, Any]) -> Resources:

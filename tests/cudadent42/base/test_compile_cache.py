@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cudadent42.base.compile_cache import empty_cache
+from cudadent42.base.compile_cache import empty_cache, entries
 from flashmoe_science.errors import DeviceError
 from flashmoe_science.jit.cache import Compilation, default_cache
 from flashmoe_science.jit.private_directory import OpenToOthersError
@@ -36,7 +36,7 @@ def test_an_open_cache_is_closed_and_emptied(tmp_path: Path, monkeypatch: pytest
     assert list(folder.iterdir()) == []
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert Path("/etc/passwd").exists()
-    assert default_cache().entries() == []
+    assert entries(default_cache()) == []
 
 
 def test_an_open_folder_with_other_files_is_left_as_it_is(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from own_timers import Timers
 
-from cudadent42.base.compile_cache import clear
+from cudadent42.base.compile_cache import clear, entries
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.cache import (
     Compilation,
@@ -207,8 +207,8 @@ each_damage = pytest.mark.parametrize(
 def test_a_damaged_entry_is_built_again(cache: CompileCache, damage) -> None:
     built = cache.get_or_build(recipe(), ".so", writer())
     damage(built.artifact, built.artifact.with_suffix(".json"))
-    assert cache.find(recipe()) is None
-    assert cache.entries() == []
+    assert cache.read(recipe_key(recipe())) is None
+    assert entries(cache) == []
     again = cache.get_or_build(recipe(), ".so", writer())
     assert again.cached is False
     assert again.artifact.read_bytes() == b"artifact"
@@ -263,7 +263,7 @@ def test_entries_and_clear(cache: CompileCache) -> None:
     (cache.tool_directory("zig") / "object").write_bytes(b"x")
     # What a process that was killed in the middle leaves behind.
     (cache.directory / ("ab" * 32 + ".1234.new.so")).write_bytes(b"leftover")
-    assert {build.recipe.compiler_version for build in cache.entries()} == {"1", "2"}
+    assert {build.recipe.compiler_version for build in entries(cache)} == {"1", "2"}
     (cache.directory / "notes.txt").write_text("not ours")
     cleared = clear(cache)
     assert cleared.entries == 2

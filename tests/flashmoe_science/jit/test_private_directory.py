@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from cudadent42.base.compile_cache import entries
 from flashmoe_science.errors import DeviceError
 from flashmoe_science.jit import cache as cache_module
 from flashmoe_science.jit import private_directory
@@ -93,8 +94,8 @@ def test_an_entry_that_somebody_else_may_have_written_is_built_again(
     cache: CompileCache, spoil: Callable[[Path], None], suffix: str
 ) -> None:
     spoil(cache.directory / (recipe_key(RECIPE) + suffix))
-    assert cache.find(RECIPE) is None
-    assert cache.entries() == []
+    assert cache.read(recipe_key(RECIPE)) is None
+    assert entries(cache) == []
     assert cache.path_to_load(recipe_key(RECIPE)) is None
     assert cache.get_or_build(RECIPE, ".so", compile_to).cached is False
     assert cache.get_or_build(RECIPE, ".so", compile_to).cached is True
@@ -115,7 +116,7 @@ def test_entries_are_this_users_whatever_the_umask(tmp_path: Path, umask: int) -
         cache.get_or_build(RECIPE, ".so", compile_to)
     finally:
         os.umask(before)
-    assert cache.find(RECIPE) is not None
+    assert cache.read(recipe_key(RECIPE)) is not None
     for path in (tmp_path / "deep", *(tmp_path / "deep").rglob("*")):
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
@@ -260,8 +261,8 @@ def test_a_home_that_is_named_after_nobody_is_an_error(monkeypatch: pytest.Monke
 def test_a_record_of_nonsense_counts_as_absent(cache: CompileCache, change: dict[str, object]) -> None:
     path = cache.directory / (recipe_key(RECIPE) + ".json")
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    assert cache.find(RECIPE) is None
-    assert cache.entries() == []
+    assert cache.read(recipe_key(RECIPE)) is None
+    assert entries(cache) == []
 
 
 def test_a_resource_that_is_no_number_counts_as_absent(tmp_path: Path) -> None:
@@ -280,10 +281,10 @@ def test_a_resource_that_is_no_number_counts_as_absent(tmp_path: Path) -> None:
         content = json.loads(record.read_text())
         content["resources"][field.name] = "\x1b[2J"
         record.write_text(json.dumps(content))
-        assert cache.find(RECIPE) is None
+        assert cache.read(recipe_key(RECIPE)) is None
         content["resources"] = dataclasses.asdict(resources)
         record.write_text(json.dumps(content))
-        assert cache.find(RECIPE) is not None
+        assert cache.read(recipe_key(RECIPE)) is not None
 
 
 @pytest.fixture
