@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,17 @@ def test_the_wheel_runs_on_any_platform(wheel: Path) -> None:
             each.compress_size for each in archive.infolist() if each.filename.startswith("flashmoe_science/")
         ]
     assert sum(kernels) < 700_000
+
+
+def test_the_wheel_is_packed_as_tightly_as_deflate_can(wheel: Path) -> None:
+    """By the build hook, tools/wheel_hook.py: hatchling packs with zlib's default level."""
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.testzip() is None
+        for each in archive.infolist():
+            content = archive.read(each)
+            pack = zlib.compressobj(9, zlib.DEFLATED, -15)  # as a file of a zip: without a header
+            assert each.compress_size == len(pack.compress(content) + pack.flush()), each.filename
+            assert each.compress_type == zipfile.ZIP_DEFLATED  # PyPI takes no other
 
 
 def test_the_wheel_holds_every_file_that_is_read_at_run_time(wheel: Path) -> None:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from cudadent42.base.compile_cache import clear, entries
 from flashmoe_science.jit.cache import Compilation, CompileCache, recipe_key
 from flashmoe_science.jit.records import Recipe, Resources
 
@@ -125,12 +126,12 @@ def attempt(directory: Path, generator: random.Random) -> None:
                 continue
             generator.choice(DAMAGES)(path, generator)
     # What says that it is whole is whole.
-    entry = cache.find(RECIPE)
+    entry = cache.read(recipe_key(RECIPE))
     assert (entry is None) == (cache.content(key) is None)
     assert cache.content(key) in (None, ARTIFACT)
-    assert len(cache.entries()) == (entry is not None)
+    assert len(entries(cache)) == (entry is not None)
     if generator.randrange(10) == 0:
-        cache.clear()
+        clear(cache)
     assert cache.get_or_build(RECIPE, ".so", compile_to).recipe == RECIPE
     assert cache.get_or_build(RECIPE, ".so", compile_to).cached
     assert cache.content(key) == ARTIFACT

@@ -108,19 +108,20 @@ def _listed(file: File) -> dict[str, object]:
 @cache_app.command("list")
 def cache_list(as_json: JsonOption = False) -> None:
     """Show the compiled kernels."""
+    from cudadent42.base.compile_cache import entries
     from cudadent42.commands import tables
     from cudadent42.stages.build import open_cache
 
     cache = open_cache()
-    entries = cache.entries()
+    kernels = entries(cache)
     if as_json:
-        print_json({"directory": cache.directory, "entries": entries})
+        print_json({"directory": cache.directory, "entries": kernels})
         return
     console = console_for()
-    if entries:
-        console.print(tables.cache_table(entries))
-    size = sum(entry.artifact_bytes for entry in entries)
-    print_line(console, f"{len(entries)} kernels, {size / 1e6:.1f} MB in {cache.directory}")
+    if kernels:
+        console.print(tables.cache_table(kernels))
+    size = sum(kernel.artifact_bytes for kernel in kernels)
+    print_line(console, f"{len(kernels)} kernels, {size / 1e6:.1f} MB in {cache.directory}")
 
 
 @cache_app.command("clear")

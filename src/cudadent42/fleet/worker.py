@@ -19,6 +19,7 @@ from pathlib import Path
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.observer import Observer
+from cudadent42.base.processor import cpu_name
 from cudadent42.fleet.desk import HEARTBEAT_S
 from cudadent42.fleet.perform import Performer, Racer
 from cudadent42.fleet.queue import Queue
@@ -27,7 +28,6 @@ from cudadent42.model.records import MachineReport
 from cudadent42.preflight.runner import chosen_device, gather, inspect
 from cudadent42.preflight.text import troubles
 from cudadent42.worker.parent import Worker as Process
-from flashmoe_science.jit import host
 
 _IDLE_S = (0.02, 0.5)
 
@@ -58,7 +58,7 @@ def identify(device: str, name: str, *, part: str = "", ignore_preflight: bool =
         name=plain_name(name or f"{platform.node()}-{label}-{os.getpid()}"),
         host=platform.node(),
         device=device,
-        kind=str(facts.get("gpu_name") or "unknown GPU") if cuda else host.cpu_name(),
+        kind=str(facts.get("gpu_name") or "unknown GPU") if cuda else cpu_name(),
         unit=unit,
         tree=tree_digest(),
         driver=str(facts.get("driver_version") or "") if cuda else "",

@@ -7,6 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.processor import cpu_name
 from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError, file_path
 from cudadent42.native import kernels, specification
 from cudadent42.native.problem import Problem, blocks, fill
@@ -48,7 +49,7 @@ def _prepare_host(kernel: Specification, case: AttentionCase, inputs: AttentionI
     from cudadent42.correctness.guards import empty_like
     from flashmoe_science.jit import host
 
-    kernel = tuned_for(kernel, case, host.cpu_name(), 0)
+    kernel = tuned_for(kernel, case, cpu_name(), 0)
     _require(kernel, case, inputs, None)
     configuration = kernel.find(case.dtype, case.head_dim, None)
     assert configuration is not None

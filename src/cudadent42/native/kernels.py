@@ -11,7 +11,7 @@ from cudadent42.native.specification import Configuration, Specification
 from cudadent42.operations.attention.case import AttentionCase
 from flashmoe_science.jit import host
 from flashmoe_science.jit.limits import base_architecture
-from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel, toolkit_include_directories
+from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
 from flashmoe_science.jit.records import KernelBuild
 
 INCLUDE_DIRECTORY = Path(__file__).parent / "include"
@@ -23,6 +23,14 @@ T = TypeVar("T")
 
 _ELEMENT = "CUDADENT42_ELEMENT"
 _HEAD_DIM = "CUDADENT42_HEAD_DIM"
+
+
+def toolkit_include_directories() -> tuple[Path, ...]:
+    """Where CUDA's own headers are: in NVIDIA's wheels or an installed toolkit; empty if nowhere."""
+    from cuda import pathfinder
+
+    directories = (pathfinder.find_nvidia_header_directory(name) for name in ("cudart", "cccl", "nvcc"))
+    return tuple(dict.fromkeys(Path(directory) for directory in directories if directory is not None))
 
 
 def cuda_kernel(

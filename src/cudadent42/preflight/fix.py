@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from cudadent42.base.compile_cache import empty_cache
 from cudadent42.model.records import Check, MachineReport, Status
 from cudadent42.preflight.definitions import Context
 from cudadent42.preflight.python import TORCH, installed_version, lacking
 from cudadent42.preflight.toolchain import is_open_to_others, named_cache_directory
 from flashmoe_science.errors import BuildError, DeviceError
-from flashmoe_science.jit.cache import empty_cache
 
 _PIP_TIMEOUT_S = 1800
 

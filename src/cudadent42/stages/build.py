@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cudadent42.base.compile_cache import Cleared, empty_cache
 from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.model.cases import Case
 from cudadent42.model.device_names import parse_device
@@ -20,7 +21,7 @@ from cudadent42.operations import definition, names
 from cudadent42.preflight.runner import chosen_device, gather
 from cudadent42.sandbox.launch import Sandbox
 from flashmoe_science.errors import BuildError, DeviceError
-from flashmoe_science.jit.cache import Cleared, CompileCache, default_cache, empty_cache
+from flashmoe_science.jit.cache import CompileCache, default_cache
 from flashmoe_science.jit.limits import device_architecture
 from flashmoe_science.jit.records import KernelBuild
 

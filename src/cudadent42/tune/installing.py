@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cudadent42.base.errors import UsageError
+from cudadent42.base.processor import cpu_name
 from cudadent42.native import specification
 from cudadent42.native.tuned import sources_digest, table_name
 from cudadent42.operations import definition, names
@@ -17,7 +18,6 @@ from cudadent42.tune.journal import TuningJournal, read
 from cudadent42.tune.space import DEFAULT
 from cudadent42.tune.state import fold
 from cudadent42.tune.table import InstalledTable, install
-from flashmoe_science.jit import host
 from flashmoe_science.tuned.lookup import (
     KERNELS_FOLDER,
     PACKAGE_FOLDER,
@@ -142,7 +142,7 @@ def _devices() -> frozenset[tuple[str, int]]:
     from flashmoe_science.cuda.device import device_of
 
     gpus = [device_of(index) for index in range(torch.cuda.device_count())]
-    return frozenset({(host.cpu_name(), 0), *((gpu.name, gpu.multiprocessors) for gpu in gpus)})
+    return frozenset({(cpu_name(), 0), *((gpu.name, gpu.multiprocessors) for gpu in gpus)})
 
 
 def _problem_of_sources(entry: TableEntry, table: Path) -> str:

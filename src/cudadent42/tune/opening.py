@@ -11,6 +11,7 @@ from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.base.files import read_record
 from cudadent42.base.observer import Observer
 from cudadent42.base.paths import real_path
+from cudadent42.base.processor import cpu_name
 from cudadent42.base.toml import did_you_mean
 from cudadent42.decisions.racing import Rules
 from cudadent42.flows import pipeline
@@ -32,7 +33,6 @@ from cudadent42.tune.space import DEFAULT, Arm, Space, range_fields
 from cudadent42.tune.strategy import Strategy, begins_with, choose
 from cudadent42.tune.wanted import Wanted
 from cudadent42.version import __version__
-from flashmoe_science.jit import host
 from flashmoe_science.jit.requirements import install_command
 
 ROOT = Path("tunings")
@@ -169,7 +169,7 @@ def _setup(request: Request, space: Space, folder: Path, prepared: Prepared, str
 def _device(device: str, machine: MachineReport) -> Device:
     """What this machine has for ``cpu`` or ``cuda:N``."""
     if device == "cpu":
-        return Device(host.cpu_name())
+        return Device(cpu_name())
     facts = machine.facts
     return Device(str(facts.get("gpu_name") or "unknown GPU"), int(facts.get("gpu_multiprocessors") or 0))
 

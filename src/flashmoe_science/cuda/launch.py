@@ -135,6 +135,11 @@ def clusters_at_once(function: ctypes.c_void_p, kernel: CudaKernel) -> int:
     return count.value
 
 
+def type_macros(dtype: torch.dtype) -> dict[str, int]:
+    """Those of `kernels/cuda/types.cuh`, on sm_80 and later."""
+    return {"ELEMENT_BF16": int(dtype == torch.bfloat16), "NATIVE_CP_ASYNC": 1, "MMA_K": 16}
+
+
 def loaded(
     kernel: CudaKernel,
     device: Device,

@@ -36,7 +36,6 @@ import math
 import os
 import re
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -58,12 +57,10 @@ from flashmoe_science.jit.records import KernelBuild, Recipe, Resources
 __all__ = [
     "DIRECTORY_VARIABLE",
     "SEED_VARIABLE",
-    "Cleared",
     "Compilation",
     "CompileCache",
     "cache_directory",
     "default_cache",
-    "empty_cache",
     "entry_changed",
     "read_artifact",
     "recipe_key",
@@ -74,10 +71,10 @@ SEED_VARIABLE = "FLASHMOE_CACHE_SEED"
 
 _FOLDER = "flashmoe_science"
 _FORMAT = 1
-_LOCK_SUFFIX = ".lock"
-_RECORD_SUFFIX = ".json"
-_TOOLS = "flashmoe_science-tools"
-_ENTRY_FILE = re.compile(r"([0-9a-f]{64})\.")
+LOCK_SUFFIX = ".lock"
+RECORD_SUFFIX = ".json"
+TOOLS = "flashmoe_science-tools"
+ENTRY_FILE = re.compile(r"([0-9a-f]{64})\.")
 _SUFFIX = re.compile(r"\.[A-Za-z0-9_]{1,16}")
 # Far above any kernel's, and far below what reading it would cost.
 _MOST_RECORD_BYTES = 16 << 20
@@ -95,14 +92,6 @@ class Compilation:
     """What the compiler printed."""
     resources: Resources | None = None
     """What the kernel needs of a GPU; None for host code."""
-
-
-@dataclass(frozen=True)
-class Cleared:
-    """What `CompileCache.clear` removed."""
-
-    entries: int
-    bytes: int
 
 
 def recipe_key(recipe: Recipe) -> str:
@@ -123,39 +112,16 @@ def cache_directory() -> Path:
         OpenToOthersError: other users can write to it.
         DeviceError: the directory cannot be made, or others can change it or what is above it.
     """
-    return _opened_directory().path
+    return opened_directory().path
 
 
 def default_cache() -> CompileCache:
     """The cache that the environment names; errors as `cache_directory`."""
-    return CompileCache(_opened_directory())
+    return CompileCache(opened_directory())
 
 
-def empty_cache() -> tuple[Path, Cleared]:
-    """Remove all that the cache that the environment names holds, also where other users can write to it.
-
-    Such a directory is closed to them first: what they put there can then be neither loaded nor added to.
-
-    Returns:
-        The directory, and what was removed.
-
-    Raises:
-        DeviceError: it cannot be used, or others can write to it and it is not the cache's alone.
-        BuildError: something in it cannot be removed.
-    """
-    directory = _opened_directory(accept_open=True)
-    if stat.S_IMODE(os.fstat(directory.descriptor).st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
-        strange = [name for name in directory.names() if not (_ENTRY_FILE.match(name) or name == _TOOLS)]
-        if strange:
-            raise DeviceError(
-                f"{directory.path} can be written by other users and holds what is not the compile cache's "
-                f"({strange[0]!r}), so it is left as it is; set {DIRECTORY_VARIABLE} to a directory of your own"
-            )
-        directory.close_to_others()
-    return directory.path, CompileCache(directory).clear()
-
-
-def _opened_directory(accept_open: bool = False) -> PrivateDirectory:
+def opened_directory(accept_open: bool = False) -> PrivateDirectory:
+    """`cache_directory`, open; with ``accept_open`` also one that others can write to, in order to close it."""
     named = os.environ.get(DIRECTORY_VARIABLE)
     if named:
         expanded = os.path.expanduser(named)
@@ -216,8 +182,8 @@ class CompileCache:
 
     def __init__(self, directory: Path | PrivateDirectory) -> None:
         """Use `directory`: made (0700) if missing, refused (DeviceError) if others can change it."""
-        self._folder = directory if isinstance(directory, PrivateDirectory) else PrivateDirectory(directory)
-        self.directory = self._folder.path
+        self.folder = directory if isinstance(directory, PrivateDirectory) else PrivateDirectory(directory)
+        self.directory = self.folder.path
 
     def get_or_build(
         self, recipe: Recipe, suffix: str, compile_to: Callable[[Path], Compilation]
@@ -237,25 +203,15 @@ class CompileCache:
                 `compile_to` left no artifact.
         """
         key = recipe_key(recipe)
-        cached = self._read(key)
+        cached = self.read(key)
         if cached is not None:
             return cached
         waiting = f"compiling {recipe.label}, once; the next process finds it in {self.directory}"
-        with notice_of_waiting(waiting), self._locked(key):
-            cached = self._read(key)
+        with notice_of_waiting(waiting), self.locked(key):
+            cached = self.read(key)
             if cached is not None:
                 return cached
             return self._build(key, recipe, suffix, compile_to)
-
-    def find(self, recipe: Recipe) -> KernelBuild | None:
-        """The entry of `recipe` if it is there and intact; compiles nothing."""
-        return self._read(recipe_key(recipe))
-
-    def entries(self) -> list[KernelBuild]:
-        """All intact entries, by kernel name and key."""
-        keys = (name.removesuffix(_RECORD_SUFFIX) for name in self._folder.names() if _is_record(name))
-        builds = [build for build in map(self._read, keys) if build is not None]
-        return sorted(builds, key=lambda build: (build.recipe.label, build.key))
 
     def content(self, key: str) -> bytes | None:
         """The artifact of an intact entry, else None."""
@@ -265,49 +221,15 @@ class CompileCache:
     def path_to_load(self, key: str) -> str | None:
         """A path of an intact entry's artifact through this object's open directory, good while it lives, else None."""
         entry = self._verified(key)
-        return None if entry is None else self._folder.by_descriptor(entry[0].artifact.name)
-
-    def clear(self) -> Cleared:
-        """Remove every entry, damaged ones and leftovers too, and the tools' own caches.
-
-        Other files, should the directory hold any, stay.
-
-        Raises:
-            BuildError: something cannot be locked or removed (a read-only cache).
-        """
-        count = size = 0
-        ours = filter(None, map(_ENTRY_FILE.match, self._folder.names()))
-        for key in sorted({match[1] for match in ours}):
-            with self._locked(key):
-                entry = [path for path in self.directory.glob(key + ".*") if path.suffix != _LOCK_SUFFIX]
-                count += any(path.suffix == _RECORD_SUFFIX for path in entry)
-                try:
-                    for path in entry:
-                        size += path.lstat().st_size
-                        _remove(path)
-                    (self.directory / (key + _LOCK_SUFFIX)).unlink()
-                except OSError as error:
-                    raise BuildError(
-                        f"cannot clear the compile cache {self.directory}: {error.strerror}; "
-                        "remove the directory yourself"
-                    ) from error
-        tools = self.directory / _TOOLS
-        if os.path.lexists(tools):
-            try:
-                _remove(tools)
-            except OSError as error:
-                raise BuildError(
-                    f"cannot remove {tools}: {error.strerror}; remove it yourself, or set {DIRECTORY_VARIABLE} to "
-                    "another directory"
-                ) from error
-        return Cleared(entries=count, bytes=size)
+        return None if entry is None else self.folder.by_descriptor(entry[0].artifact.name)
 
     def tool_directory(self, name: str) -> Path:
-        """A private directory for what a compiler itself caches, e.g. Zig's libc++; removed by `clear`."""
-        tools = PrivateDirectory(self._folder.subdirectory(_TOOLS), follow=False)
+        """A private directory for what a compiler itself caches, e.g. Zig's libc++."""
+        tools = PrivateDirectory(self.folder.subdirectory(TOOLS), follow=False)
         return tools.subdirectory(name)
 
-    def _read(self, key: str) -> KernelBuild | None:
+    def read(self, key: str) -> KernelBuild | None:
+        """An intact entry, else None; compiles nothing."""
         entry = self._verified(key)
         if entry is None and self._copied_from_seed(key):
             entry = self._verified(key)
@@ -323,12 +245,12 @@ class CompileCache:
         if entry is None:
             return False
         build, content = entry
-        record = seed._folder.read(key + _RECORD_SUFFIX, _MOST_RECORD_BYTES)
+        record = seed.folder.read(key + RECORD_SUFFIX, _MOST_RECORD_BYTES)
         with contextlib.suppress(
             OSError
         ):  # a full disk: it is compiled then, and what is wrong is said there
             self._store(key, build.artifact.suffix, content)
-            self._store(key, _RECORD_SUFFIX, record)
+            self._store(key, RECORD_SUFFIX, record)
             return True
         return False
 
@@ -338,7 +260,7 @@ class CompileCache:
         Else None: whatever is wrong with it, the answer is to build it again.
         """
         try:
-            record = json.loads(self._folder.read(key + _RECORD_SUFFIX, _MOST_RECORD_BYTES))
+            record = json.loads(self.folder.read(key + RECORD_SUFFIX, _MOST_RECORD_BYTES))
             suffix, digest, size = record["suffix"], record["artifact_sha256"], record["artifact_bytes"]
             if not _SUFFIX.fullmatch(suffix):
                 return None
@@ -347,7 +269,7 @@ class CompileCache:
             resources = None if record["resources"] is None else _resources(record["resources"])
             if recipe_key(recipe) != key or not (math.isfinite(seconds) and seconds >= 0):
                 return None
-            content = self._folder.read(key + suffix, _MOST_ARTIFACT_BYTES)
+            content = self.folder.read(key + suffix, _MOST_ARTIFACT_BYTES)
             if len(content) != size or hashlib.sha256(content).hexdigest() != digest:
                 return None
             build = KernelBuild(
@@ -367,10 +289,10 @@ class CompileCache:
     def _build(
         self, key: str, recipe: Recipe, suffix: str, compile_to: Callable[[Path], Compilation]
     ) -> KernelBuild:
-        # Temporary names begin with the key too, so that clear() also finds what a killed process left behind.
+        # Temporary names begin with the key too, so that emptying the cache finds what a killed process left.
         made = self.directory / f"{key}.{os.getpid()}.new{suffix}"
         try:
-            _remove(made)
+            remove(made)
             start = time.perf_counter()
             compilation = compile_to(made)
             seconds = time.perf_counter() - start
@@ -394,15 +316,15 @@ class CompileCache:
                 "resources": None if compilation.resources is None else asdict(compilation.resources),
             }
             self._store(key, suffix, content)
-            self._store(key, _RECORD_SUFFIX, json.dumps(record, indent=1).encode())
-            os.fsync(self._folder.descriptor)
+            self._store(key, RECORD_SUFFIX, json.dumps(record, indent=1).encode())
+            os.fsync(self.folder.descriptor)
         except OSError as error:
             raise NoRoomError(
                 f"cannot write {recipe.label} to the compile cache {self.directory}: {error.strerror}; "
                 f"free some space there or set {DIRECTORY_VARIABLE} to another directory"
             ) from error
         finally:
-            _remove(made)
+            remove(made)
         artifact = self.directory / (key + suffix)
         return KernelBuild(
             recipe=recipe,
@@ -419,7 +341,7 @@ class CompileCache:
         """Write a file of an entry, which only this user can read or write whatever the umask, by rename."""
         # A new file: the compiler's own may have other names or other writers.
         temporary = f"{key}.{os.getpid()}.stored{suffix}"
-        folder = self._folder.descriptor
+        folder = self.folder.descriptor
         self._remove_strange(temporary)
         descriptor = os.open(temporary, _WRITE, 0o600, dir_fd=folder)
         try:
@@ -434,18 +356,18 @@ class CompileCache:
             raise
 
     @contextlib.contextmanager
-    def _locked(self, key: str) -> Iterator[None]:
+    def locked(self, key: str) -> Iterator[None]:
         """Hold the entry's lock. The kernel lets go of it when the process dies, so no lock is ever stale."""
-        name = key + _LOCK_SUFFIX
+        name = key + LOCK_SUFFIX
         descriptor = -1
         try:
             while True:
                 self._remove_strange(name)
-                descriptor = os.open(name, _OPEN_LOCK, 0o600, dir_fd=self._folder.descriptor)
+                descriptor = os.open(name, _OPEN_LOCK, 0o600, dir_fd=self.folder.descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-                # clear() removes lock files: one that went while we waited for it excludes nobody any more.
+                # A lock file is removed with its entry: one that went while we waited for it excludes nobody any more.
                 with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=self._folder.descriptor)):
+                    if os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=self.folder.descriptor)):
                         break
                 os.close(descriptor)
                 descriptor = -1
@@ -464,14 +386,10 @@ class CompileCache:
     def _remove_strange(self, name: str) -> None:
         """What is no file of this user's in the place of one: a folder, a link, a FIFO, somebody else's."""
         try:
-            if not is_own_file(os.stat(name, dir_fd=self._folder.descriptor, follow_symlinks=False)):
-                _remove(self.directory / name)
+            if not is_own_file(os.stat(name, dir_fd=self.folder.descriptor, follow_symlinks=False)):
+                remove(self.directory / name)
         except FileNotFoundError:
             pass
-
-
-def _is_record(name: str) -> bool:
-    return _ENTRY_FILE.match(name) is not None and name.endswith(_RECORD_SUFFIX)
 
 
 def _resources(fields: dict[str, Any]) -> Resources:
@@ -484,7 +402,7 @@ def _resources(fields: dict[str, Any]) -> Resources:
     return resources
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Also where a folder lies in the place of a file."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)

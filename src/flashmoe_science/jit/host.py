@@ -141,20 +141,6 @@ def amx_is_granted() -> bool:
         return False
 
 
-@functools.cache
-def cpu_name() -> str:
-    """The CPU's model, from /proc/cpuinfo; the machine's architecture where that does not say."""
-    try:
-        with open("/proc/cpuinfo") as lines:
-            for line in lines:
-                name, _, value = line.partition(":")
-                if name.strip() == "model name":
-                    return value.strip()
-    except OSError:
-        pass
-    return platform.machine()
-
-
 def available_instruction_sets() -> tuple[InstructionSet, ...]:
     """Those that this CPU can run, fastest first."""
     return tuple(each for each in InstructionSet if not missing_for(each))

@@ -54,7 +54,7 @@ class CudaKernel:
     more_header_directories: tuple[Path, ...] = field(default=())
     """Where files that it includes are looked for next."""
     include_directories: tuple[Path, ...] = field(default=())
-    """Toolkit headers, for kernels of others; ours need none. See `toolkit_include_directories`."""
+    """Toolkit headers, for kernels of others; ours need none."""
     cluster_blocks: int = 1
     """Blocks of the cluster that the source asks for. More than 8 are not portable."""
 
@@ -122,14 +122,6 @@ def supported_architectures() -> tuple[int, ...]:
     status, numbers = _nvrtc().nvrtcGetSupportedArchs()
     _check(status, "nvrtcGetSupportedArchs")
     return tuple(sorted(int(number) for number in numbers))
-
-
-def toolkit_include_directories() -> tuple[Path, ...]:
-    """Where CUDA's own headers are: in NVIDIA's wheels or an installed toolkit; empty if nowhere."""
-    from cuda import pathfinder
-
-    directories = (pathfinder.find_nvidia_header_directory(name) for name in ("cudart", "cccl", "nvcc"))
-    return tuple(dict.fromkeys(Path(directory) for directory in directories if directory is not None))
 
 
 def _nvrtc() -> Any:

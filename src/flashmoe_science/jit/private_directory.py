@@ -100,9 +100,6 @@ class PrivateDirectory:
     def names(self) -> list[str]:
         return os.listdir(self.descriptor)
 
-    def close_to_others(self) -> None:
-        os.fchmod(self.descriptor, 0o700)
-
     def by_descriptor(self, name: str) -> str:
         """A path of a file for this process that leads through the open folder, whatever its own path leads to now.
 

@@ -14,6 +14,7 @@ import pytest
 import made_command_line
 from cudadent42.base.errors import UsageError
 from cudadent42.base.observer import Quiet
+from cudadent42.base.processor import cpu_name
 from cudadent42.commands.tune import _rungs, seconds
 from cudadent42.operations import definition
 from cudadent42.preflight.definitions import Context
@@ -22,7 +23,6 @@ from cudadent42.tune.coordinator import STOP, Coordinator, Limits
 from cudadent42.tune.journal import TuningJournal
 from cudadent42.tune.prune import Target
 from cudadent42.tune.table import table_text
-from flashmoe_science.jit import host
 from flashmoe_science.tuned.table import Region, TableEntry
 
 sys.path.append(str(Path(__file__).parents[1] / "tune"))
@@ -241,7 +241,7 @@ def test_entries_are_used_where_their_device_is_and_tables_are_asked(
     entry = TableEntry(
         kernel=kernel,
         digest=tuned.digest(kernel),
-        device=host.cpu_name(),
+        device=cpu_name(),
         multiprocessors=0,
         region=Region({"dtype": "bf16"}, {}),
         settings={"block_n": 48},

@@ -206,7 +206,7 @@ def test_what_does_not_fit_the_target_is_said_before_it_runs(
 
 @pytest.mark.usefixtures("nvrtc")
 def test_toolkit_headers_are_there_when_asked_for(tmp_path: Path) -> None:
-    from flashmoe_science.jit.nvrtc import toolkit_include_directories
+    from cudadent42.native.kernels import toolkit_include_directories
 
     if not any((directory / "cuda_fp16.h").exists() for directory in toolkit_include_directories()):
         pytest.skip("no cuda_fp16.h here")

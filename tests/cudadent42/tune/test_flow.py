@@ -13,6 +13,7 @@ import torch
 from cudadent42.base.errors import UsageError
 from cudadent42.base.files import write_json
 from cudadent42.base.observer import Quiet
+from cudadent42.base.processor import cpu_name
 from cudadent42.model.records import TimerKind
 from cudadent42.native import specification
 from cudadent42.native.tuned import tuned_for
@@ -28,7 +29,6 @@ from cudadent42.tune.opening import Opened, Request, open_tuning, reopen
 from cudadent42.tune.report.page import PAGE
 from cudadent42.tune.space import DEFAULT
 from cudadent42.tune.wanted import Wanted
-from flashmoe_science.jit import host
 from flashmoe_science.tuned.lookup import PACKAGE_FOLDER, refresh
 
 SUITE = """
@@ -128,7 +128,7 @@ def test_a_planted_arm_is_installed_and_arms_of_equal_code_are_not(
 
     def cost(seqlen: int, head_dim: int = 8) -> int:
         case = AttentionCase("any", "fp32", 1, 1, 1, seqlen, seqlen, head_dim)
-        chosen = tuned_for(kernel, case, host.cpu_name(), 0).find("fp32", head_dim, None)
+        chosen = tuned_for(kernel, case, cpu_name(), 0).find("fp32", head_dim, None)
         assert chosen is not None
         return chosen.macros["COST"]
 
@@ -150,7 +150,7 @@ def test_a_tuning_goes_on_on_its_own_device_alone(request_of: Request, tmp_path:
         pass
     assert reopen(begun.folder, Quiet(), ignore_preflight=True).setup == begun.setup
     write_json(begun.folder / FILES.setup, replace(begun.setup, device=Device("another CPU")))
-    with pytest.raises(UsageError, match=f"is of another CPU, and this machine has {host.cpu_name()}; go on"):
+    with pytest.raises(UsageError, match=f"is of another CPU, and this machine has {cpu_name()}; go on"):
         reopen(begun.folder, Quiet(), ignore_preflight=True)
 
 

@@ -13,6 +13,7 @@ from simulated import Simulated, setup
 
 from cudadent42.base.errors import UsageError
 from cudadent42.base.observer import Quiet
+from cudadent42.base.processor import cpu_name
 from cudadent42.native import specification
 from cudadent42.native.tuned import sources_digest
 from cudadent42.scaffold import Kind, create
@@ -22,7 +23,6 @@ from cudadent42.tune.installing import check, install_tuning
 from cudadent42.tune.journal import Device, Setup, TuningJournal, read
 from cudadent42.tune.space import DEFAULT
 from cudadent42.tune.state import fold
-from flashmoe_science.jit import host
 from flashmoe_science.tuned.lookup import PACKAGE_FOLDER, refresh, user_folder
 
 
@@ -50,7 +50,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         setup(arms=4),
         kernel="file:k",
         kernel_digest=sources_digest(specification.load(kernel)),
-        device=Device(host.cpu_name()),
+        device=Device(cpu_name()),
         arms=arms,
     )
     tuned(tmp_path / "t", about)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from own_timers import Timers
 
+from cudadent42.base.compile_cache import clear, entries
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.cache import (
     Compilation,
@@ -206,8 +207,8 @@ each_damage = pytest.mark.parametrize(
 def test_a_damaged_entry_is_built_again(cache: CompileCache, damage) -> None:
     built = cache.get_or_build(recipe(), ".so", writer())
     damage(built.artifact, built.artifact.with_suffix(".json"))
-    assert cache.find(recipe()) is None
-    assert cache.entries() == []
+    assert cache.read(recipe_key(recipe())) is None
+    assert entries(cache) == []
     again = cache.get_or_build(recipe(), ".so", writer())
     assert again.cached is False
     assert again.artifact.read_bytes() == b"artifact"
@@ -218,7 +219,7 @@ def test_a_damaged_entry_is_built_again(cache: CompileCache, damage) -> None:
 def test_a_damaged_entry_is_cleared(cache: CompileCache, damage) -> None:
     built = cache.get_or_build(recipe(), ".so", writer())
     damage(built.artifact, built.artifact.with_suffix(".json"))
-    cache.clear()
+    clear(cache)
     assert list(cache.directory.iterdir()) == []
 
 
@@ -233,7 +234,7 @@ def test_clearing_a_read_only_cache_is_an_error_of_one_line(cache: CompileCache)
     cache.directory.chmod(0o500)
     try:
         with pytest.raises(BuildError, match=r"cannot clear .*Permission denied") as raised:
-            cache.clear()
+            clear(cache)
     finally:
         cache.directory.chmod(0o700)
     assert "\n" not in str(raised.value)
@@ -248,7 +249,7 @@ def test_a_lock_that_cannot_be_opened_is_an_error_of_one_line(cache: CompileCach
     try:
         with (
             pytest.raises(BuildError, match=r"cannot lock .*Too many open files") as raised,
-            cache._locked("ab" * 32),
+            cache.locked("ab" * 32),
         ):
             pass
     finally:
@@ -262,9 +263,9 @@ def test_entries_and_clear(cache: CompileCache) -> None:
     (cache.tool_directory("zig") / "object").write_bytes(b"x")
     # What a process that was killed in the middle leaves behind.
     (cache.directory / ("ab" * 32 + ".1234.new.so")).write_bytes(b"leftover")
-    assert {build.recipe.compiler_version for build in cache.entries()} == {"1", "2"}
+    assert {build.recipe.compiler_version for build in entries(cache)} == {"1", "2"}
     (cache.directory / "notes.txt").write_text("not ours")
-    cleared = cache.clear()
+    cleared = clear(cache)
     assert cleared.entries == 2
     assert cleared.bytes > 3 * len(b"artifact")
     assert [path.name for path in cache.directory.iterdir()] == ["notes.txt"]
@@ -297,7 +298,7 @@ def _build_and_clear(directory: str, seed: int, failures) -> None:  # type: igno
     cache = CompileCache(Path(directory))
     for step in range(40):
         if (seed + step) % 5 == 0:
-            cache.clear()
+            clear(cache)
         else:
             build = cache.get_or_build(recipe(compiler_version=str(step % 3)), ".so", writer())
             if build.artifact_bytes != len(b"artifact"):

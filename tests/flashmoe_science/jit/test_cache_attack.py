@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from cudadent42.base.compile_cache import clear, empty_cache
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit import host
-from flashmoe_science.jit.cache import Compilation, CompileCache, empty_cache, recipe_key
+from flashmoe_science.jit.cache import Compilation, CompileCache, recipe_key
 from flashmoe_science.jit.private_directory import PrivateDirectory
 from flashmoe_science.jit.records import Recipe
 
@@ -89,7 +90,7 @@ def loaded_answer(directory: Path, library: Path, turn: int) -> str:
     try:
         cache = CompileCache(PrivateDirectory(directory, follow=False))
         if turn % 10 == 0:
-            cache.clear()
+            clear(cache)
         build = cache.get_or_build(RECIPES[turn % len(RECIPES)], ".so", compile_to)
         path = cache.path_to_load(build.key)
         if path is None:

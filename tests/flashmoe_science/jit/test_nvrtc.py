@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from cudadent42.base.compile_cache import entries
 from flashmoe_science.errors import BuildError, DeviceError, KernelDefectError
 from flashmoe_science.jit import nvrtc
 from flashmoe_science.jit.cache import CompileCache
@@ -86,7 +87,7 @@ def test_a_compile_error_is_one_line_with_the_place_and_the_log_beside_it(
         )
     assert "\n" not in str(caught.value)
     assert "add.cu" in caught.value.log
-    assert cache.entries() == []
+    assert entries(cache) == []
 
 
 def test_spills_are_a_failure(sources: Path, cache: CompileCache) -> None:
@@ -102,7 +103,7 @@ def test_spills_are_taken_where_they_are_allowed(sources: Path, cache: CompileCa
     assert build.resources.spill_store_bytes > 0
     with pytest.raises(KernelDefectError):
         compile_kernel(kernel(sources, _SPILL), cache)
-    assert len(cache.entries()) == 1
+    assert len(entries(cache)) == 1
 
 
 def test_serialised_wgmma_is_a_failure(sources: Path, cache: CompileCache) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from cudadent42.base.compile_cache import entries
 from flashmoe_science.errors import DeviceError
 from flashmoe_science.jit import cache as cache_module
 from flashmoe_science.jit import private_directory
@@ -21,11 +22,9 @@ from flashmoe_science.jit.cache import (
     Compilation,
     CompileCache,
     cache_directory,
-    default_cache,
-    empty_cache,
     recipe_key,
 )
-from flashmoe_science.jit.private_directory import OpenToOthersError, PrivateDirectory, UnsafeParentError
+from flashmoe_science.jit.private_directory import PrivateDirectory, UnsafeParentError
 from flashmoe_science.jit.records import Recipe
 
 RECIPE = Recipe("probe", "host", "x86-64", {}, "g++", "12", (), {})
@@ -95,8 +94,8 @@ def test_an_entry_that_somebody_else_may_have_written_is_built_again(
     cache: CompileCache, spoil: Callable[[Path], None], suffix: str
 ) -> None:
     spoil(cache.directory / (recipe_key(RECIPE) + suffix))
-    assert cache.find(RECIPE) is None
-    assert cache.entries() == []
+    assert cache.read(recipe_key(RECIPE)) is None
+    assert entries(cache) == []
     assert cache.path_to_load(recipe_key(RECIPE)) is None
     assert cache.get_or_build(RECIPE, ".so", compile_to).cached is False
     assert cache.get_or_build(RECIPE, ".so", compile_to).cached is True
@@ -117,7 +116,7 @@ def test_entries_are_this_users_whatever_the_umask(tmp_path: Path, umask: int) -
         cache.get_or_build(RECIPE, ".so", compile_to)
     finally:
         os.umask(before)
-    assert cache.find(RECIPE) is not None
+    assert cache.read(recipe_key(RECIPE)) is not None
     for path in (tmp_path / "deep", *(tmp_path / "deep").rglob("*")):
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
@@ -199,37 +198,6 @@ def test_what_was_swapped_after_opening_is_not_looked_at(tmp_path: Path) -> None
     assert Path(path).resolve().parent == tmp_path / "moved"
 
 
-def test_an_open_cache_is_closed_and_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("FLASHMOE_CACHE_DIR", str(folder))
-    default_cache().get_or_build(RECIPE, ".so", compile_to)
-    default_cache().tool_directory("zig")
-    folder.chmod(0o777)
-    planted = folder / ("ab" * 32 + ".so")
-    planted.symlink_to("/etc/passwd")
-    with pytest.raises(OpenToOthersError, match="cudadent42 cache clear"):
-        default_cache()
-    directory, cleared = empty_cache()
-    assert directory == folder
-    assert cleared.entries == 1
-    assert list(folder.iterdir()) == []
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert Path("/etc/passwd").exists()
-    assert default_cache().entries() == []
-
-
-def test_an_open_folder_with_other_files_is_left_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """FLASHMOE_CACHE_DIR=/tmp, as root: nothing is closed or removed."""
-    tmp_path.chmod(0o1777)
-    (tmp_path / "thesis.tex").write_text("")
-    monkeypatch.setenv("FLASHMOE_CACHE_DIR", str(tmp_path))
-    with pytest.raises(DeviceError, match=r"holds what is not the compile cache's \('thesis.tex'\)"):
-        empty_cache()
-    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o1777
-
-
 @as_root
 def test_a_tools_folder_that_somebody_else_made_is_refused(tmp_path: Path) -> None:
     cache = CompileCache(tmp_path / "cache")
@@ -293,8 +261,8 @@ def test_a_home_that_is_named_after_nobody_is_an_error(monkeypatch: pytest.Monke
 def test_a_record_of_nonsense_counts_as_absent(cache: CompileCache, change: dict[str, object]) -> None:
     path = cache.directory / (recipe_key(RECIPE) + ".json")
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    assert cache.find(RECIPE) is None
-    assert cache.entries() == []
+    assert cache.read(recipe_key(RECIPE)) is None
+    assert entries(cache) == []
 
 
 def test_a_resource_that_is_no_number_counts_as_absent(tmp_path: Path) -> None:
@@ -313,10 +281,10 @@ def test_a_resource_that_is_no_number_counts_as_absent(tmp_path: Path) -> None:
         content = json.loads(record.read_text())
         content["resources"][field.name] = "\x1b[2J"
         record.write_text(json.dumps(content))
-        assert cache.find(RECIPE) is None
+        assert cache.read(recipe_key(RECIPE)) is None
         content["resources"] = dataclasses.asdict(resources)
         record.write_text(json.dumps(content))
-        assert cache.find(RECIPE) is not None
+        assert cache.read(recipe_key(RECIPE)) is not None
 
 
 @pytest.fixture

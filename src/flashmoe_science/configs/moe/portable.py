@@ -50,7 +50,7 @@ class ProductTile(Tile):
     """Of the forward pass."""
 
     def shared_bytes(self, gather: bool) -> int:
-        """Stages, then the queue of work (`kernels/cuda/moe/work_queue.cuh`)."""
+        """Stages, then the queue of work (`WorkQueue` of `moe_portable.cu`)."""
         published = (self.stages + 2) * _WORK_TILE_BYTES + 2 * 4 * (self.block_m if gather else 1)
         return self.stages * self.stage_bytes + published + _QUEUE_BYTES
 

@@ -15,7 +15,7 @@ from flashmoe_science.configs.moe import few as configs
 from flashmoe_science.configs.moe.few import FewConfiguration, FewProduct, FewWay
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.launch import ADDRESSES, Launcher, LaunchPlan, loaded
+from flashmoe_science.cuda.launch import ADDRESSES, Launcher, LaunchPlan, loaded, type_macros
 from flashmoe_science.cuda.moe import combine
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem, addresses_of_biases
@@ -225,9 +225,7 @@ def kernel(
             **({"BIASED": 1} if biased else {}),
             "ACTIVATION": ACTIVATION_CODES[activation] if up else 0,
             "DEPENDENT": int(overlaps(architecture)),
-            "ELEMENT_BF16": int(dtype == torch.bfloat16),
-            "NATIVE_CP_ASYNC": 1,
-            "MMA_K": 16,
+            **type_macros(dtype),
         },
         threads_per_block=tile.threads,
         dynamic_shared_bytes=configuration.shared_bytes(tile),

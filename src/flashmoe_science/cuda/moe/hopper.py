@@ -12,7 +12,7 @@ from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
 from flashmoe_science.cuda import wgmma
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.launch import Launcher, LaunchPlan, loaded
+from flashmoe_science.cuda.launch import Launcher, LaunchPlan, loaded, type_macros
 from flashmoe_science.cuda.moe import combine, routing
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem, addresses_of_biases
@@ -97,9 +97,7 @@ def kernel(
             "GATHER": int(activation is not None),
             "KEEP": int(keeps and activation is not None),
             "ACTIVATION": 0 if activation is None else ACTIVATION_CODES[activation],
-            "ELEMENT_BF16": int(dtype == torch.bfloat16),
-            "NATIVE_CP_ASYNC": 1,
-            "MMA_K": 16,
+            **type_macros(dtype),
         },
         threads_per_block=configs.THREADS,
         dynamic_shared_bytes=tile.shared_bytes,

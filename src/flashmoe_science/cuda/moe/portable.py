@@ -15,7 +15,7 @@ from flashmoe_science.configs.moe import portable as configs
 from flashmoe_science.configs.moe.portable import PortableMoeConfiguration, ProductTile
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.launch import LaunchPlan, loaded
+from flashmoe_science.cuda.launch import LaunchPlan, loaded, type_macros
 from flashmoe_science.cuda.moe import combine, routing
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem, addresses_of_biases
@@ -116,9 +116,7 @@ def kernel(
             "UP": int(up),
             "ACTIVATION": ACTIVATION_CODES[activation] if up else 0,
             "DEPENDENT": int(overlaps(architecture)),
-            "ELEMENT_BF16": int(dtype == torch.bfloat16),
-            "NATIVE_CP_ASYNC": 1,
-            "MMA_K": 16,
+            **type_macros(dtype),
         },
         threads_per_block=tile.threads,
         dynamic_shared_bytes=tile.shared_bytes(gather=up),

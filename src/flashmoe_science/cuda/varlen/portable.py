@@ -14,7 +14,7 @@ from flashmoe_science.configs.attention.varlen import (
     tiles,
 )
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.launch import Launcher, loaded
+from flashmoe_science.cuda.launch import Launcher, loaded, type_macros
 from flashmoe_science.cuda.repeat import raw_stream
 from flashmoe_science.cuda.varlen.arguments import (
     ARGUMENT_BYTES,
@@ -82,9 +82,7 @@ def kernel(configuration: VarlenConfiguration, dtype: torch.dtype, architecture:
             "MIN_BLOCKS": 1,  # with 0 the compiler aims at one more block than fits, and spills for it
             "QUERY_STEPS": configuration.query_steps,
             **configuration.features.macros,
-            "ELEMENT_BF16": int(dtype == torch.bfloat16),
-            "NATIVE_CP_ASYNC": 1,
-            "MMA_K": 16,
+            **type_macros(dtype),
         },
         threads_per_block=configuration.threads,
         dynamic_shared_bytes=configuration.shared_bytes,

@@ -260,11 +260,9 @@ int run(BackwardJob& job, int threads) {
     job.sums = (float*)memory;
     job.strips_done = (int*)((char*)memory + sums);
     memset(job.strips_done, 0, counters);
-    switch (p.element_type) {
-        case FLOAT32: run_on_threads(work<FloatBackwardPath<float>>, &job, threads); break;
-        case BFLOAT16: run_on_threads(work<BFloat16BackwardPath>, &job, threads); break;
-        case FLOAT16: run_on_threads(work<FloatBackwardPath<Half>>, &job, threads); break;
-    }
+    const auto of_element =
+        for_element(p.element_type, work<FloatBackwardPath<float>>, work<BFloat16BackwardPath>, work<FloatBackwardPath<Half>>);
+    run_on_threads(of_element, &job, threads);
     free(memory);
     return job.out_of_memory ? OUT_OF_MEMORY : SUCCESS;
 }
@@ -274,7 +272,7 @@ int run(BackwardJob& job, int threads) {
 // Every tensor has elements. lse is contiguous (batch, heads, seqlen_q), as flashmoe_attention_forward left it; grad_lse and
 // the three gradients may be null: not given, not needed. After OUT_OF_MEMORY (for the sums, or for a thread's scratch) the
 // gradients are undefined; after NULL_TENSOR nothing was touched.
-extern "C" __attribute__((visibility("default"))) int flashmoe_attention_backward(
+EXPORTED int flashmoe_attention_backward(
     const AttentionBackwardProblem* problem, const void* query, const void* key, const void* value, const void* out,
     const float* lse, const void* grad_out, const void* grad_lse, void* grad_query, void* grad_key, void* grad_value,
     int threads) {

@@ -279,7 +279,7 @@ int divide(Job& job, int threads) {
 
 // lse may be null; else it is contiguous (batch, heads, seqlen_q). After OUT_OF_MEMORY (a thread could not allocate
 // its scratch memory) the output is undefined; after NULL_TENSOR nothing was touched.
-extern "C" __attribute__((visibility("default"))) int flashmoe_attention_forward(
+EXPORTED int flashmoe_attention_forward(
     const AttentionProblem* problem, const void* query, const void* key, const void* value, void* out, float* lse,
     int threads) {
     const AttentionProblem& p = *problem;
@@ -316,11 +316,7 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_forward
         job.parts_done = (int*)(job.part_sums + floats);
         memset(job.parts_done, 0, job.row_spaces * sizeof(int));
     }
-    switch (p.element_type) {
-        case FLOAT32: run_on_threads(work<DirectPath>, &job, threads); break;
-        case BFLOAT16: run_on_threads(work<BFloat16Path>, &job, threads); break;
-        case FLOAT16: run_on_threads(work<WidenPath<Half>>, &job, threads); break;
-    }
+    run_on_threads(for_element(p.element_type, work<DirectPath>, work<BFloat16Path>, work<WidenPath<Half>>), &job, threads);
     free(memory);
     return job.out_of_memory ? OUT_OF_MEMORY : SUCCESS;
 }

@@ -212,8 +212,7 @@ void clear_rows(const VarlenProblem& p, const VarlenCall& call, size_t element_s
 
 // Status, or a VarlenStatus with call->fault_*. After NULL_TENSOR and the faults nothing was touched; after OUT_OF_MEMORY
 // the output is undefined.
-extern "C" __attribute__((visibility("default"))) int flashmoe_attention_varlen(
-    const VarlenProblem* problem, VarlenCall* call, int threads) {
+EXPORTED int flashmoe_attention_varlen(const VarlenProblem* problem, VarlenCall* call, int threads) {
     const VarlenProblem& p = *problem;
     if (!call->query || !call->out || !call->cu_seqlens_q || (call->keys > 0 && (!call->key || !call->value)))
         return NULL_TENSOR;
@@ -249,11 +248,7 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_attention_varlen(
     job.parts_done = (int*)(tasks + plan.tasks);
     memset(job.parts_done, 0, plan.spaces * sizeof(int));
     threads = division.work < MIN_PARALLEL_WORK ? 1 : (int)smaller<int64_t>(threads, plan.tasks);
-    switch (p.element_type) {
-        case FLOAT32: run_on_threads(work<DirectPath>, &job, threads); break;
-        case BFLOAT16: run_on_threads(work<BFloat16Path>, &job, threads); break;
-        case FLOAT16: run_on_threads(work<WidenPath<Half>>, &job, threads); break;
-    }
+    run_on_threads(for_element(p.element_type, work<DirectPath>, work<BFloat16Path>, work<WidenPath<Half>>), &job, threads);
     clear_rows(p, *call, p.element_type == FLOAT32 ? 4 : 2);
     free(memory);
     return job.out_of_memory ? OUT_OF_MEMORY : SUCCESS;

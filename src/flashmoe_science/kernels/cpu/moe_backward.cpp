@@ -374,8 +374,7 @@ void run_all(Job& job, int threads) {
 }  // namespace
 
 // After OUT_OF_MEMORY and NULL_TENSOR (a tensor that is not empty has no memory) nothing was written.
-extern "C" __attribute__((visibility("default"))) int flashmoe_moe_backward(
-    const MoeBackwardProblem* problem, const MoeBackwardTensors* tensors, int threads) {
+EXPORTED int flashmoe_moe_backward(const MoeBackwardProblem* problem, const MoeBackwardTensors* tensors, int threads) {
     const MoeBackwardProblem& p = *problem;
     const MoeBackwardTensors& t = *tensors;
     if (!t.w13 || !t.w2) return NULL_TENSOR;
@@ -417,11 +416,7 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_moe_backward(
     job.grad_slots = take(grad_slots_bytes);
     job.parts = (float*)take(parts_bytes);
     sort_slots(job);
-    switch (p.element_type) {
-        case FLOAT32: run_all<WidenedTile<float>>(job, threads); break;
-        case BFLOAT16: run_all<BFloat16Tile>(job, threads); break;
-        case FLOAT16: run_all<WidenedTile<Half>>(job, threads); break;
-    }
+    for_element(p.element_type, run_all<WidenedTile<float>>, run_all<BFloat16Tile>, run_all<WidenedTile<Half>>)(job, threads);
     free(memory);
     return SUCCESS;
 }

@@ -354,7 +354,7 @@ int64_t prepared_bytes(int64_t depth) {
 }  // namespace
 
 // w13_scales and w2_scales are null unless weights are quantised, biases unless there are some. z may be null; with z, out may: then nothing else is computed. After OUT_OF_MEMORY and NULL_TENSOR (a tensor that is not empty has no memory) nothing was written.
-extern "C" __attribute__((visibility("default"))) int flashmoe_moe_forward(
+EXPORTED int flashmoe_moe_forward(
     const MoeProblem* problem, const void* hidden_states, const void* w13, const void* w2, const float* weights,
     const void* ids, void* out, const void* w13_scales, const void* w2_scales, const void* w13_bias, const void* w2_bias,
     void* z, int threads) {
@@ -418,11 +418,9 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_moe_forward(
     for (; job.first_token < p.tokens; job.first_token += chunk) {
         job.chunk_tokens = smaller(chunk, p.tokens - job.first_token);
         sort_slots(job, count);
-        switch (p.element_type) {
-            case FLOAT32: run_chunk<RowsOf<float>>(job, threads); break;
-            case BFLOAT16: run_short_chunk<BFloat16Rows>(job, threads); break;
-            case FLOAT16: run_short_chunk<RowsOf<Half>>(job, threads); break;
-        }
+        const auto run =
+            for_element(p.element_type, run_chunk<RowsOf<float>>, run_short_chunk<BFloat16Rows>, run_short_chunk<RowsOf<Half>>);
+        run(job, threads);
     }
     free(memory);
     return SUCCESS;

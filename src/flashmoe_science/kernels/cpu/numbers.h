@@ -12,6 +12,12 @@ constexpr T larger(T a, T b) { return a > b ? a : b; }
 
 enum ElementType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
+// Of three functions, the one for a type.
+template <class F>
+F for_element(int64_t type, F of_float32, F of_bfloat16, F of_float16) {
+    return type == FLOAT32 ? of_float32 : type == BFLOAT16 ? of_bfloat16 : of_float16;
+}
+
 struct Half {
     uint16_t bits;
 };

@@ -168,18 +168,13 @@ void work(void* data) {
 }  // namespace
 
 // `element_type`: see problem.h. What is checked is checked by flashmoe_science.varlen.append.
-extern "C" __attribute__((visibility("default"))) void flashmoe_paged_append(
-    const AppendProblem* problem, int element_type, int threads) {
+EXPORTED void flashmoe_paged_append(const AppendProblem* problem, int element_type, int threads) {
     const AppendProblem& p = *problem;
     AppendJob job = {problem, 0};
     const int64_t elements = (int64_t)p.tokens * (p.heads + 2 * p.kv_heads) * p.head_dim;
     if (elements < MIN_PARALLEL_ELEMENTS) threads = 1;
     if (threads > p.tokens) threads = p.tokens;
-    switch (element_type) {
-        case FLOAT32: run_on_threads(work<float>, &job, threads); break;
-        case BFLOAT16: run_on_threads(work<BFloat16>, &job, threads); break;
-        case FLOAT16: run_on_threads(work<Half>, &job, threads); break;
-    }
+    run_on_threads(for_element(element_type, work<float>, work<BFloat16>, work<Half>), &job, threads);
 }
 
 static int append_and_return(const AppendProblem* problem, int element_type, int threads) {

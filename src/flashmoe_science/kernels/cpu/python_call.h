@@ -26,6 +26,8 @@ __attribute__((weak)) void PyEval_RestoreThread(void*);
 
 constexpr int METH_FASTCALL = 0x80;
 
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
 // What a kernel's function returns. NULL_TENSOR: a tensor that is not empty has no memory; nothing was touched then.
 enum Status : int { SUCCESS = 0, OUT_OF_MEMORY = 1, NULL_TENSOR = 2 };
 

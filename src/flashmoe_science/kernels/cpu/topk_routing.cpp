@@ -228,8 +228,7 @@ void add_runs(const RoutingJob& job, double* probability) {
 
 // What is checked is checked by flashmoe_science.cpu.routing. With losses there is at least one token. After OUT_OF_MEMORY and
 // NULL_TENSOR (a tensor that is not empty has no memory) nothing was written.
-extern "C" __attribute__((visibility("default"))) int flashmoe_topk_routing(
-    const RoutingProblem* problem, const RoutingTensors* tensors, int threads) {
+EXPORTED int flashmoe_topk_routing(const RoutingProblem* problem, const RoutingTensors* tensors, int threads) {
     const RoutingProblem& p = *problem;
     if (p.tokens == 0) return SUCCESS;
     if (!tensors->logits || !tensors->weights || !tensors->ids) return NULL_TENSOR;
@@ -251,11 +250,7 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_topk_routing(
         job.squares = (double*)(at + 2 * sum_bytes);
         at += 2 * sum_bytes + square_bytes;
     }
-    switch (p.element_type) {
-        case FLOAT32: run_on_threads(work<float>, &job, threads); break;
-        case BFLOAT16: run_on_threads(work<BFloat16>, &job, threads); break;
-        case FLOAT16: run_on_threads(work<Half>, &job, threads); break;
-    }
+    run_on_threads(for_element(p.element_type, work<float>, work<BFloat16>, work<Half>), &job, threads);
     if (losses) add_runs(job, (double*)at);
     free(memory);
     return SUCCESS;

@@ -121,8 +121,7 @@ void work(void* data) {
 
 // groups and top_groups are not looked at. After OUT_OF_MEMORY and NULL_TENSOR (a tensor that is not empty has no memory) nothing
 // was written.
-extern "C" __attribute__((visibility("default"))) int flashmoe_topk_routing_backward(
-    const RoutingProblem* problem, const RoutingGradients* tensors, int threads) {
+EXPORTED int flashmoe_topk_routing_backward(const RoutingProblem* problem, const RoutingGradients* tensors, int threads) {
     const RoutingProblem& p = *problem;
     if (p.tokens == 0) return SUCCESS;
     if (!tensors->logits || !tensors->ids || !tensors->grad_logits) return NULL_TENSOR;
@@ -140,11 +139,7 @@ extern "C" __attribute__((visibility("default"))) int flashmoe_topk_routing_back
         for (int64_t i = p.experts; i < padded(p.experts); ++i) share[i] = 0.0f;
         job.share = share;
     }
-    switch (p.element_type) {
-        case FLOAT32: run_on_threads(work<float>, &job, threads); break;
-        case BFLOAT16: run_on_threads(work<BFloat16>, &job, threads); break;
-        case FLOAT16: run_on_threads(work<Half>, &job, threads); break;
-    }
+    run_on_threads(for_element(p.element_type, work<float>, work<BFloat16>, work<Half>), &job, threads);
     free(memory);
     return SUCCESS;
 }

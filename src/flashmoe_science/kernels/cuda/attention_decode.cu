@@ -28,7 +28,7 @@
 //   CLUSTER        blocks of a cluster, which may share a set (sm_90); may be left out
 //   TREE           1: queries of a sequence are a tree, whose words say which of their keys a row sees; may be left out
 //   DEPENDENT      1: launched with programmatic stream serialization (sm_90), so that it may start early
-#include "decode/gathering.cuh"
+#include "decode/results.cuh"
 #include "decode/tiles.cuh"
 #include "mma/m16n8k16.cuh"
 #include "ptx/cp_async.cuh"

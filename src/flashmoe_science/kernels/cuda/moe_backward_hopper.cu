@@ -11,13 +11,179 @@
 #define BACKWARD 1
 #define THROUGH_SHARED GATHER
 
-#include "moe/backward_hopper_epilogue.cuh"
-#include "moe/hopper_consumer.cuh"
-#include "moe/hopper_producer.cuh"
 #include "mma/descriptor.cuh"
+#include "moe/hopper_consumer.cuh"
+#include "moe/hopper_epilogue.cuh"
+#include "moe/hopper_producer.cuh"
+#include "ptx/bulk.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/stmatrix.cuh"
+#include "ptx/unpack.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace moe {
+
+// A lane's row of the four 8x8 matrices that its warp moves at a time: its 16 columns, as two blocks, of the gate and of the
+// up part of eight tokens; without a gate (PAIRED), of the first part of 16 tokens.
+template <bool PAIRED>
+__device__ __forceinline__ uint32 matrix_row(const Shared& shared, int stage) {
+    const uint32 lane = threadIdx.x % 32;
+    const uint32 warp = threadIdx.x / 32 % 4;
+    const uint32 matrix = lane / 8;
+    const uint32 in_row = lane % 8 * ROW_BYTES + ((2 * warp + matrix % 2 ^ lane % 8) << 4);
+    if (PAIRED) return shared.weights(stage) + matrix / 2 * 8 * ROW_BYTES + in_row;
+    return (matrix < 2 ? shared.weights(stage) : shared.tokens(stage)) + in_row;
+}
+
+constexpr int AT_ONCE = 2;       // eights of tokens: what is made of them, independently, hides latencies
+constexpr int GROUP_EIGHTS = 4;  // of which results are written one after another
+static_assert(!GATHER || (STEP % 32 == 0 && TOKENS % 32 == 0), "a tile's tokens are whole groups");
+
+// Sums over the eight lanes that have the same tokens, two of each of two eights: every lane gets one of 16, which is that of
+// `summed_token`, as the lane four on does.
+__device__ __forceinline__ float sum_over_rows(const float (&x)[2 * AT_ONCE]) {
+    const auto halve = [](float low, float high, int bit) {
+        const bool upper = threadIdx.x & bit;
+        return (upper ? high : low) + __shfl_xor_sync(0xffffffff, upper ? low : high, bit);
+    };
+    const float sum = halve(halve(x[0], x[2], 16), halve(x[1], x[3], 16), 8);
+    return sum + __shfl_xor_sync(0xffffffff, sum, 4);
+}
+
+__device__ __forceinline__ int summed_token() {
+    const int lane = threadIdx.x % 32;
+    return lane / 16 * 8 + lane % 4 * 2 + lane / 8 % 2;
+}
+
+// Of two columns and two tokens: the gradient of what was kept takes its place in `kept` (the second two registers for
+// `second` without a gate), activated values times their weight go to `rows`, and what the sums take is set.
+__device__ __forceinline__ void differentiate(const float* gradient, const float (&weight)[2], uint32 (&kept)[4], int second,
+                                              uint32* rows, float* sum) {
+    sum[0] = 0.0f;
+    sum[1] = 0.0f;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int at = kGated ? half : second * 2 + half;
+        const float2 gates = unpack(kept[at]);
+        const float2 ups = kGated ? unpack(kept[2 + half]) : make_float2(1.0f, 1.0f);
+        float to_gate[2];
+        float to_up[2];
+        float row[2];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const float up = j == 0 ? ups.x : ups.y;
+            const Activated gate = activate_with_slope(j == 0 ? gates.x : gates.y);
+            const float factor = factor_of(up);
+            const float value = kGated ? gate.value * factor : gate.value;
+            const float weighted = gradient[2 * half + j] * weight[j];
+            to_gate[j] = weighted * gate.slope * (kGated ? factor : 1.0f);
+            to_up[j] = weighted * gate.value * slope_of_factor(up);
+            row[j] = value * weight[j];
+            sum[j] += gradient[2 * half + j] * value;
+        }
+        kept[at] = pack(to_gate[0], to_gate[1]);
+        if (kGated) kept[2 + half] = pack(to_up[0], to_up[1]);
+        rows[half] = pack(row[0], row[1]);
+    }
+}
+
+// What becomes of a panel of 64 columns of the gradient d = w2^T g: with what was kept of them, the gradient of that and the
+// activated rows again, both times the slot's weight s; and of <d, act(z)>, which is the gradient of s, this panel's part.
+// Results go through the place in shared memory of what was kept, and from there to memory.
+//
+// `weights`: of the tile's slots, 32 a register, by lane. What comes out goes through the place of what came in.
+template <int N>
+__device__ __forceinline__ void store_panel(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int panel,
+                                            const float (&d)[N / 2], const float (&weights)[(N + 31) / 32]) {
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32 % 4;
+    const int panels = tile.weight_tile * PANELS + panel;
+    const int column = panels * PANEL_COLUMNS + warp * 16;
+    float* sums = p.sums + static_cast<int64>(panels * 4 + warp) * p.slots + tile.first;
+    if (column >= p.columns) {
+        for (int token = lane; token < tile.count; token += 32) sums[token] = 0.0f;
+        return;
+    }
+    constexpr int EIGHTS = kGated ? 1 : 2;  // of tokens, in four matrices
+    const uint32 single = matrix_row<!kGated>(shared, stage);
+    const uint32 paired = matrix_row<true>(shared, stage);
+    const int matrix = lane / 8;
+    const int output_columns = kGated ? 2 * p.columns : p.columns;
+    const int output_token = (kGated ? 0 : matrix / 2 * 8) + lane % 8;
+    const int activated_token = matrix / 2 * 8 + lane % 8;
+    uint16* output = p.output + static_cast<int64>(tile.first + output_token) * output_columns + column + matrix % 2 * 8;
+    if (kGated) output += matrix / 2 * p.columns;
+    uint16* activated = p.activated + static_cast<int64>(tile.first + activated_token) * p.columns + column + matrix % 2 * 8;
+#pragma unroll
+    for (int start = 0; start < N / 8; start += GROUP_EIGHTS) {
+        uint32 rows[2 * GROUP_EIGHTS];
+#pragma unroll
+        for (int i = start; i < start + GROUP_EIGHTS; i += AT_ONCE) {
+            uint32 kept[AT_ONCE / EIGHTS][4];
+            float sum[2 * AT_ONCE];
+#pragma unroll
+            for (int m = 0; m < AT_ONCE / EIGHTS; ++m) {
+                load_matrices_transposed(kept[m], single + (i + m * EIGHTS) * 8 * ROW_BYTES);
+            }
+#pragma unroll
+            for (int n = 0; n < AT_ONCE; ++n) {
+                float weight[2];
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    weight[j] = __shfl_sync(0xffffffff, weights[i / 4], (i + n) % 4 * 8 + lane % 4 * 2 + j);
+                }
+                differentiate(d + 4 * (i + n), weight, kept[n / EIGHTS], n % EIGHTS, rows + 2 * (i + n - start), sum + 2 * n);
+            }
+#pragma unroll
+            for (int m = 0; m < AT_ONCE / EIGHTS; ++m) {
+                store_matrices_transposed(single + (i + m * EIGHTS) * 8 * ROW_BYTES, kept[m][0], kept[m][1], kept[m][2],
+                                          kept[m][3]);
+            }
+            const float total = sum_over_rows(sum);
+            const int token = 8 * i + summed_token();
+            if (lane % 8 < 4 && token < tile.count) sums[token] = total;
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = start; i < start + GROUP_EIGHTS; i += EIGHTS) {
+            const Chunk columns = load_shared(single + i * 8 * ROW_BYTES);
+            if (8 * i + output_token < tile.count) store_columns(output + 8 * i * output_columns, columns);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < GROUP_EIGHTS; i += 2) {
+            store_matrices_transposed(paired + (start + i) * 8 * ROW_BYTES, rows[2 * i], rows[2 * i + 1], rows[2 * i + 2],
+                                      rows[2 * i + 3]);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = start; i < start + GROUP_EIGHTS; i += 2) {
+            const Chunk columns = load_shared(paired + i * 8 * ROW_BYTES);
+            if (8 * i + activated_token < tile.count) store_columns(activated + 8 * i * p.columns, columns);
+        }
+    }
+    ptx::fence_async_shared();  // TMA writes there next
+}
+
+// Rows by slot. A warp has 16 columns of each of the consumer's two panels, 32 bytes each.
+template <int N, typename RowOf>
+__device__ __forceinline__ void store_across(const Parameters& p, const Tile& tile, const float (&low)[N / 2],
+                                             const float (&high)[N / 2], int consumer, RowOf row_of) {
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32 % 4;
+    const int panel = 2 * consumer + (lane & 2) / 2;
+    const int column = tile.weight_tile * WEIGHT_ROWS + panel * PANEL_COLUMNS + warp * 16 + lane % 2 * 8;
+    const bool inside = column < p.columns;
+#pragma unroll
+    for (int i = 0; i < N / 8; ++i) {
+        const float* l = low + 4 * i;
+        const float* h = high + 4 * i;
+        uint32 block[4] = {pack(l[0], l[1]), pack(l[2], l[3]), pack(h[0], h[1]), pack(h[2], h[3])};
+        const Chunk columns = columns_of_four(block);
+        const int64 row = row_of(i);
+        if (inside && 8 * i + lane / 4 < tile.count) store_columns(p.output + row * p.columns + column, columns);
+    }
+}
 
 template <int N>
 __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& shared, const Tile& tile,

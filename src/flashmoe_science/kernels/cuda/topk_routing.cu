@@ -9,7 +9,7 @@
 //
 // Macros: EXPERTS_PER_LANE (at most LANES * EXPERTS_PER_LANE experts), LANES (8 or 32), WARPS, LOGITS_BITS (32: float32, 16:
 // the element type of types.cuh), NATIVE_REDUX (ptx/redux.cuh), DEPENDENT (ptx/dependent_launch.cuh), LOSSES (1: a grid of
-// any size goes over all tokens, and leaves each block's sums for the router's losses, moe/routing_sums.cuh; 0: a block for
+// any size goes over all tokens, and leaves each block's sums for the router's losses; 0: a block for
 // each of its tokens), and those of types.cuh.
 #if DEPENDENT
 #include "ptx/dependent_launch.cuh"
@@ -38,7 +38,7 @@ struct TopkParameters {
 #endif
 };
 
-constexpr int kTokensPerBlock = WARPS * 32 / LANES;
+constexpr int kTokensPerBlock = WARPS * 32 / LANES;  // each by a group of lanes
 constexpr float kSumFloor = 1e-20f;  // sigmoids may all be zero
 constexpr uint32 kNone = 0;          // below the rank of NaN
 
@@ -99,7 +99,59 @@ __device__ __forceinline__ uint32 best_groups(const uint32 (&rank)[EXPERTS_PER_L
 }
 
 #if LOSSES
-#include "moe/routing_sums.cuh"
+
+// What a block of routing adds up for the router's losses: of each expert its probabilities and how often it was chosen, and
+// the squares of the logarithms of the softmax's denominators.
+//
+// A thread adds its tokens in their order, and a block its groups of lanes in theirs, so a grid of the same size gives
+// the same bits.
+constexpr int kGroups = 32 * WARPS / LANES;           // of lanes, in a block
+constexpr int kColumns = LANES * EXPERTS_PER_LANE;  // experts that a group holds at most
+
+struct RoutingSums {
+    float probability[EXPERTS_PER_LANE] = {};
+    int slots[EXPERTS_PER_LANE] = {};
+    float square = 0.0f;  // the same in all lanes of a group
+
+    __device__ __forceinline__ void add(
+        const float (&value)[EXPERTS_PER_LANE], float largest, float exponentials, int experts, int lane) {
+#pragma unroll
+        for (int i = 0; i < EXPERTS_PER_LANE; ++i) {
+            if (i * LANES + lane < experts) probability[i] += expf(value[i] - largest) / exponentials;
+        }
+        const float logarithm = largest + logf(exponentials);
+        square += logarithm * logarithm;
+    }
+
+    // All threads of the block take part.
+    __device__ __forceinline__ void write(const TopkParameters& p) const {
+        __shared__ float probabilities[kGroups][kColumns];
+        __shared__ int chosen[kGroups][kColumns];
+        __shared__ float squares[kGroups];
+        const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+#pragma unroll
+        for (int i = 0; i < EXPERTS_PER_LANE; ++i) {
+            probabilities[group][i * LANES + lane] = probability[i];
+            chosen[group][i * LANES + lane] = slots[i];
+        }
+        if (lane == 0) squares[group] = square;
+        __syncthreads();
+        for (int expert = threadIdx.x; expert < p.experts; expert += 32 * WARPS) {
+            float sum = 0.0f;
+            int count = 0;
+            for (int i = 0; i < kGroups; ++i) sum += probabilities[i][expert], count += chosen[i][expert];
+            const int64 at = static_cast<int64>(blockIdx.x) * p.experts + expert;
+            p.probabilities[at] = sum;
+            p.slots[at] = count;
+        }
+        if (threadIdx.x == 0) {
+            float sum = 0.0f;
+            for (int i = 0; i < kGroups; ++i) sum += squares[i];
+            p.squares[blockIdx.x] = sum;
+        }
+    }
+};
+
 #endif
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)

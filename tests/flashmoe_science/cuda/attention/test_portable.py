@@ -105,8 +105,8 @@ def test_bfloat16_needs_sm_80() -> None:
 
 
 def fields(problem: Problem) -> dict[str, float]:
-    """What a launch passes, by the names of the struct in the kernel's header."""
-    text = (KERNEL_DIRECTORY / "attention_parameters.cuh").read_text()
+    """What a launch passes, by the names of the struct in the kernel's source."""
+    text = (KERNEL_DIRECTORY / "attention_portable.cu").read_text()
     body = text[text.index("struct AttentionParameters") :]
     body = body[: body.index("};")]
     declared = re.sub(r"//[^\n]*", "", body[body.index("{") + 1 :])

@@ -17,7 +17,7 @@ from flashmoe_science.configs.moe.hopper import MoeHopperConfiguration
 from flashmoe_science.cuda import wgmma
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.launch import Launcher, LaunchPlan, loaded
+from flashmoe_science.cuda.launch import Launcher, LaunchPlan, loaded, type_macros
 from flashmoe_science.cuda.moe import combine, hopper
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.gradients import bias
@@ -130,9 +130,7 @@ def _product_kernel(
             **tile.macros,
             "GATHER": int(gather),
             "ACTIVATION": 0 if activation is None else ACTIVATION_CODES[activation],
-            "ELEMENT_BF16": int(dtype == torch.bfloat16),
-            "NATIVE_CP_ASYNC": 1,
-            "MMA_K": 16,
+            **type_macros(dtype),
         },
         threads_per_block=forward_configs.THREADS,
         dynamic_shared_bytes=tile.shared_bytes,
@@ -164,9 +162,7 @@ def weights_kernel(
             "STAGES": tile.stages,
             "SECOND": int(second),
             "ACCUMULATE": int(accumulates),
-            "ELEMENT_BF16": int(dtype == torch.bfloat16),
-            "NATIVE_CP_ASYNC": 1,
-            "MMA_K": 16,
+            **type_macros(dtype),
         },
         threads_per_block=forward_configs.THREADS,
         dynamic_shared_bytes=tile.shared_bytes,

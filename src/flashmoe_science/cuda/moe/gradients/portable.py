@@ -21,7 +21,7 @@ from flashmoe_science.configs.moe.backward_portable import BackwardTile, MoePort
 from flashmoe_science.configs.moe.portable import ProductTile
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.launch import Launcher, LaunchPlan, launch_at, loaded
+from flashmoe_science.cuda.launch import Launcher, LaunchPlan, launch_at, loaded, type_macros
 from flashmoe_science.cuda.moe import combine, portable
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.gradients import bias
@@ -148,9 +148,7 @@ def _tile_macros(tile: BackwardTile, dtype: torch.dtype) -> dict[str, int]:
         "WARPS_M": tile.warps_m,
         "WARPS_N": tile.warps_n,
         "MIN_BLOCKS": tile.blocks,
-        "ELEMENT_BF16": int(dtype == torch.bfloat16),
-        "NATIVE_CP_ASYNC": 1,
-        "MMA_K": 16,
+        **type_macros(dtype),
     }
 
 

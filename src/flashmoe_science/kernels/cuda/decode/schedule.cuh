@@ -7,7 +7,7 @@
 // block: the fewer keys, the smaller.
 //
 // Where there are clusters enough, each set is one cluster's: its blocks have equal parts, which meet in shared memory
-// (decode/gathering.cuh). A part may be empty; its block finishes some of the others' results all the same.
+// (decode/results.cuh). A part may be empty; its block finishes some of the others' results all the same.
 //
 // In batch-invariant mode a unit is `split_tiles`, begins at a multiple of them, and is summed by itself.
 //
