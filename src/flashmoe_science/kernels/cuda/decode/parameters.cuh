@@ -113,6 +113,11 @@ __device__ __forceinline__ int divide(int x, const Division& by) {
     return static_cast<int>(__umulhi(2 * static_cast<uint32>(x), by.multiplier) >> by.shift);
 }
 
+// Strides and indices have 32 bits, their product 64.
+__device__ __forceinline__ uint64 offset_of(int index, uint32 stride) {
+    return static_cast<uint64>(static_cast<uint32>(index)) * stride;
+}
+
 // The first key that a query at this position sees, if any, and one past the last: what neither a segment nor a sequence bounds.
 // Both rise with the position. Before a sequence's first key there is a chunk without keys.
 __device__ __forceinline__ int begin_of_seen(const Parameters& p, int position) {

@@ -17,8 +17,9 @@ namespace {
 
 using Quad = QuadOf<kDimGroups>;
 
-// Partial results that a lane loads at a time; more take more registers.
-constexpr int kTogether = ROW_TILES > 1 || VALUE_DIM <= 64 || VALUE_DIM > 128 ? 8 : 16;
+// Partial results that a lane loads at a time, of so many quads; more take more registers.
+constexpr int kTogether = VALUE_DIM <= 64 || VALUE_DIM > 128 ? 8 : 16;
+constexpr int kQuadsTogether = ROW_TILES == 2 && kQuads % (2 * WARPS) == 0 ? 2 : 1;
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kNaturalLogOf2 = 0.6931471805599453f;
 
@@ -100,35 +101,73 @@ __device__ __forceinline__ bool last_to_arrive(const Parameters& p, int counter,
     return before == static_cast<uint32>(all - 1);
 }
 
-// One quad of every `step`th piece from `first` to before `end`.
-__device__ __forceinline__ Statistics combine_pieces(const Parameters& p, const Segment& segment, const Meeting& meeting,
-                                                     int first, int end, int step, int lane, int index, float4& merged) {
-    Statistics total = {NEGATIVE_INFINITY, 0.0f};
-    merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (segment.first_row + Quad(index).row(lane) >= segment.rows) return total;
-    for (; first < end; first += kTogether * step) {
-        float4 sums[kTogether];
-        float2 sets[kTogether + 1];
+// Where the pieces of a set lie. What is shared by all is read once: each look at it would wait for the one before.
+struct Pieces {
+    const char* origin;
+    uint32 stride, extra;  // the first of the set lies so much further
+
+    __device__ __forceinline__ Pieces(const Parameters& p, const Meeting& meeting) {
+        constexpr uint32 kSlot = kQuads * sizeof(Partial);
+        const bool split = p.split_tiles > 0;
+        origin = reinterpret_cast<const char*>(&partial_at(p, split ? meeting.first_unit : 2 * meeting.first_block, 0));
+        stride = (split ? 1 : 2 * meeting.step) * kSlot;
+        extra = split ? 0 : kSlot;
+    }
+    __device__ __forceinline__ const Partial& at(int i, int index) const {
+        return reinterpret_cast<const Partial*>(origin + offset_of(i, stride) + (i == 0 ? extra : 0))[index];
+    }
+};
+
+// Of `Quads` quads, `WARPS` apart, every `step`th piece from `first` to before `end`. All lanes.
+template <int Quads>
+__device__ __forceinline__ void combine_pieces(const Pieces& pieces, int rows, int first, int end, int step, int lane, int index,
+                                               float4 (&merged)[Quads], Statistics (&total)[Quads]) {
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-            sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            sets[i] = make_float2(NEGATIVE_INFINITY, 0.0f);
-            if (first + i * step < end) {
-                const Partial& piece = partial_at(p, slot_of_piece(p, meeting, first + i * step), index);
-                sets[i] = load_partial(&piece.statistics[lane % 4]);
-                sums[i] = load_partial(&piece.sums[lane]);
+    for (int q = 0; q < Quads; ++q) {
+        total[q] = {NEGATIVE_INFINITY, 0.0f};
+        merged[q] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    for (; first < end; first += kTogether * step) {
+        float4 sums[Quads][kTogether];
+        float2 sets[Quads][kTogether / 8];  // lane l has those of row l % 4 and of every eighth piece from l / 4 on
+#pragma unroll
+        for (int q = 0; q < Quads; ++q) {
+            const int own = index + q * WARPS, last = Quad(own).row(lane) < rows ? end : 0;
+#pragma unroll
+            for (int j = 0; j < kTogether / 8; ++j) {
+                const int i = first + (lane / 4 + 8 * j) * step;
+                const Partial& piece = pieces.at(i, own);
+                sets[q][j] = make_float2(NEGATIVE_INFINITY, 0.0f);
+                if (i < last) sets[q][j] = load_partial(&piece.statistics[lane % 4]);
+            }
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) {
+                const Partial& piece = pieces.at(first + i * step, own);
+                sums[q][i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (first + i * step < last) sums[q][i] = load_partial(&piece.sums[lane]);
             }
         }
-        sets[kTogether] = make_float2(total.maximum, total.sum);
-        float weights[kTogether + 1];
-        total = combine<kTogether + 1>(sets, 1, weights);
-        const float4 before = merged;
-        merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        accumulate(merged, weights[kTogether], before);
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) accumulate(merged, weights[i], sums[i]);
+        for (int q = 0; q < Quads; ++q) {
+            float maximum = NEGATIVE_INFINITY, sum = 0.0f, weights[kTogether / 8];
+#pragma unroll
+            for (int j = 0; j < kTogether / 8; ++j) maximum = fmaxf(maximum, sets[q][j].x);
+            maximum = fmaxf(max_over_keys(maximum), total[q].maximum);
+            const float shift = finite_maximum(maximum), shrink = exp2_approx(total[q].maximum - shift);
+#pragma unroll
+            for (int j = 0; j < kTogether / 8; ++j) {
+                weights[j] = exp2_approx(sets[q][j].x - shift);
+                sum = fmaf(weights[j], sets[q][j].y, sum);
+            }
+            total[q] = {maximum, fmaf(total[q].sum, shrink, sum_over_keys(sum))};
+            const float4 before = merged[q];
+            merged[q] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            accumulate(merged[q], shrink, before);
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i)
+                accumulate(merged[q], __shfl_sync(0xffffffffu, weights[i / 8], i % 8 * 4 + lane % 4), sums[q][i]);
+        }
     }
-    return total;
 }
 
 // All lanes of a warp, after it has left its quads of a piece. Pieces meet in groups, and where there is more than one, the
@@ -139,16 +178,24 @@ __device__ __forceinline__ void meet(const Parameters& p, const Segment& segment
     __syncwarp();
     if (meeting.group_blocks > 1 && !last_to_arrive(p, meeting.group_first_block, meeting.group_blocks, warp, lane)) return;
     const int end = meeting.first_piece + meeting.group_pieces;
-    for (int index = warp; index < kQuads; index += WARPS) {
-        float4 merged;
-        const Statistics total =
-            combine_pieces(p, segment, meeting, meeting.first_piece, end, 1, lane, index, merged);
-        if (meeting.groups == 1) write(p, segment, lane, index, merged, total);
-        else {
+    const Pieces pieces(p, meeting);
+    const int rows = segment.rows - segment.first_row;
+    const auto combine_all = [&](int first, int last, int step, bool is_result) {
+#pragma unroll 1
+        for (int index = warp; index < kQuads; index += kQuadsTogether * WARPS) {
+            float4 merged[kQuadsTogether];
+            Statistics total[kQuadsTogether];
+            combine_pieces(pieces, rows, first, last, step, lane, index, merged, total);
             __syncwarp();  // other lanes have read the statistics that four overwrite
-            leave(p, segment, slot_of_piece(p, meeting, meeting.first_piece), lane, index, merged, total);
+#pragma unroll
+            for (int q = 0; q < kQuadsTogether; ++q) {
+                const int own = index + q * WARPS;
+                if (is_result) write(p, segment, lane, own, merged[q], total[q]);
+                else leave(p, segment, slot_of_piece(p, meeting, first), lane, own, merged[q], total[q]);
+            }
         }
-    }
+    };
+    combine_all(meeting.first_piece, end, 1, meeting.groups == 1);
     if (meeting.groups == 1) return;
     __syncwarp();
     if (meeting.several) {
@@ -157,12 +204,7 @@ __device__ __forceinline__ void meet(const Parameters& p, const Segment& segment
     } else if (end < meeting.pieces) {
         return;  // the block itself goes on with the next group
     }
-    for (int index = warp; index < kQuads; index += WARPS) {
-        float4 merged;
-        const Statistics total =
-            combine_pieces(p, segment, meeting, 0, meeting.pieces, group_size(p), lane, index, merged);
-        write(p, segment, lane, index, merged, total);
-    }
+    combine_all(0, meeting.pieces, group_size(p), true);
 }
 
 #if CLUSTER > 1

@@ -10,11 +10,6 @@
 
 namespace {
 
-// Strides and indices have 32 bits, their product 64.
-__device__ __forceinline__ uint64 offset_of(int index, uint32 stride) {
-    return static_cast<uint64>(static_cast<uint32>(index)) * stride;
-}
-
 // Tiles past the end repeat the last one: their scores are masked, and only keys of the segment are read.
 __device__ __forceinline__ int inside(const Segment& segment, int tile) {
     return min(tile, (segment.last_key - 1) / kTileKeys);
