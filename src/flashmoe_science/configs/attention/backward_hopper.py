@@ -21,15 +21,18 @@ _STAGES = 2
 _BARRIER_BYTES = 32 + 3 * _STAGES * 16 + _STAGES * 8 + _STAGES * 32 + 2 * 8 + 16
 """Of keys; of queries, their gradients and pieces; of scores; of tiles, with their slots; of sums, with their tile."""
 _STAGGERED_KEYS = 768
-"""With head dimensions above 64 and no mask. Up to so many, staggered tiles take 0.91 of the time on an H100 and 1.02 of it
-on an H200; elsewhere they are slower on both."""
+"""With head dimensions above 64 and no mask. Up to so many, staggered tiles take 0.91 of the time on an H100 and 1.02
+of it on an H200; elsewhere they are slower on both."""
+_WIDE_MOST_PADDING = 1.05
+"""Rows of whole steps of 80 over those of whole steps of 64: of 1.07 to 1.25, which few queries have, longer steps were
+0.86 to 0.95 times as fast, of 1.04 or less 0.97 to 1.08 times (docs/kernels/notebooks/backward-hopper.md)."""
 _WIDE_CAUSAL_KEYS = 8192
 """With a mask, steps of 80 query rows pay from so many keys on: they take one launch more, which converts the sums."""
 _SECTION_BYTES = 32 << 20
 _SECTION_HEADS = (16, 64)
-"""Least and most, if queries are not many. With few, blocks wait for each other: a tile adds its part of dQ after the tile with the keys before,
-and the way there and back is longer than a step. With many, the sums of dQ, which are read and written at every step,
-fall out of L2. Measured on an H200 (docs/kernels/backward-hopper.md)."""
+"""Least and most, if queries are not many. With few, blocks wait for each other: a tile adds its part of dQ after the
+tile with the keys before, and the way there and back is longer than a step. With many, the sums of dQ, which are read
+and written at every step, fall out of L2. Measured on an H200 (docs/kernels/backward-hopper.md)."""
 _LONG_SECTIONS = ((16384, 4), (4096, 8))
 """From so many query rows on, so many heads: the wait at the start weighs little, and fewer heads take less energy."""
 
@@ -83,22 +86,27 @@ class HopperBackward:
 
 
 def configuration(
-    head_dim: int, causal: bool, *, seqlen_k: int = 1024, query: bool = True
+    head_dim: int, causal: bool, *, seqlen_q: int, seqlen_k: int, query: bool = True
 ) -> HopperBackward | None:
     """None if the head dimension is larger than those that are compiled. ``query``: its gradient is asked for."""
     compiled = next((size for size in HEAD_DIMS if size >= head_dim), None)
     if compiled is None:
         return None
-    if causal and (compiled == 64 or seqlen_k < _WIDE_CAUSAL_KEYS):
+    wide = compiled == 128 and _rounded(seqlen_q, _WIDE_ROWS) <= _WIDE_MOST_PADDING * _rounded(seqlen_q, 64)
+    if causal and (not wide or seqlen_k < _WIDE_CAUSAL_KEYS):
         return HopperBackward(compiled, causal, converts=query)
     staggered = compiled > 64 and not causal and seqlen_k <= _STAGGERED_KEYS
-    return HopperBackward(compiled, causal, staggered=staggered, wide=compiled > 64 and not staggered)
+    return HopperBackward(compiled, causal, staggered=staggered, wide=wide and not staggered)
+
+
+def _rounded(rows: int, step: int) -> int:
+    return -(-rows // step) * step
 
 
 def all_configurations() -> tuple[HopperBackward, ...]:
     """That `configuration` gives."""
     return (
-        HopperBackward(64, False),
+        *(HopperBackward(head_dim, False) for head_dim in HEAD_DIMS),
         HopperBackward(128, False, staggered=True),
         *(HopperBackward(128, causal, wide=True) for causal in (False, True)),
         *(

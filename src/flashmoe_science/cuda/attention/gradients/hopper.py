@@ -37,7 +37,11 @@ def choose(problem: BackwardProblem, device: Device) -> Choice | None:
     if why_not(problem, device) is not None:
         return None
     tile = configs.configuration(
-        problem.head_dim, problem.causal, seqlen_k=problem.seqlen_k, query=problem.needs.query
+        problem.head_dim,
+        problem.causal,
+        seqlen_q=problem.seqlen_q,
+        seqlen_k=problem.seqlen_k,
+        query=problem.needs.query,
     )
     return Choice(GradientKind.HOPPER, tile, "TMA and wgmma kernel, one pass with dQ added in a fixed order")
 
@@ -48,7 +52,7 @@ def why_not(problem: BackwardProblem, device: Device) -> str | None:
 
 def _refusal(problem: BackwardProblem) -> str | None:
     """Why it cannot do the problem on any GPU."""
-    if configs.configuration(problem.head_dim, problem.causal) is None:
+    if problem.head_dim > configs.HEAD_DIMS[-1]:
         return f"head_dim is {problem.head_dim}, and it takes at most {configs.HEAD_DIMS[-1]}"
     if not (problem.needs.key and problem.needs.value):
         return "it makes the gradients of keys and values, of which not both are needed"

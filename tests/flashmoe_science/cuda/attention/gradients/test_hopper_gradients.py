@@ -40,6 +40,9 @@ PROBLEM = BackwardProblem(
 )
 
 
+LONG = {"head_dim": 128, "seqlen_q": 1024, "seqlen_k": 8192}
+
+
 def test_it_takes_what_tma_can_read_on_sm_90() -> None:
     choice = hopper.choose(PROBLEM, H200)
     assert choice is not None
@@ -57,9 +60,12 @@ def test_it_takes_what_tma_can_read_on_sm_90() -> None:
             {"causal": False, "head_dim": 128, "seqlen_k": 768},
             configs.HopperBackward(128, False, staggered=True),
         ),
-        ({"causal": False, "head_dim": 128, "seqlen_k": 769}, configs.HopperBackward(128, False, wide=True)),
-        ({"head_dim": 128, "seqlen_k": 8191}, configs.HopperBackward(128, True, converts=True)),
-        ({"head_dim": 128, "seqlen_k": 8192}, configs.HopperBackward(128, True, wide=True)),
+        ({**LONG, "causal": False, "seqlen_k": 769}, configs.HopperBackward(128, False, wide=True)),
+        ({**LONG, "causal": False, "seqlen_q": 384}, configs.HopperBackward(128, False, wide=True)),
+        ({**LONG, "causal": False, "seqlen_q": 256}, configs.HopperBackward(128, False)),
+        ({**LONG, "seqlen_k": 8191}, configs.HopperBackward(128, True, converts=True)),
+        (LONG, configs.HopperBackward(128, True, wide=True)),
+        ({**LONG, "seqlen_q": 256}, configs.HopperBackward(128, True, converts=True)),
         ({"seqlen_k": 8192}, configs.HopperBackward(64, True, converts=True)),
     ],
 )
