@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cudadent42.correctness.truth import find_truth, judge
+from cudadent42.correctness.truth import find_truth, judge, judge_gathered
 from cudadent42.model.records import Plan
 from cudadent42.operations import definition
 from cudadent42.operations.attention.case import AttentionCase
@@ -120,11 +120,27 @@ def test_what_is_wrong_fails(fault: str) -> None:
 def test_hard_inputs_have_gradients_of_every_kind() -> None:
     by_kind = {hard.kind: hard for hard in hard_inputs("fp16")}
     assert set(GRADIENTS) <= set(by_kind)
-    assert not any(kind.startswith(("nan", "inf", "no_")) for kind in by_kind)
+    assert {"nan_query", "nan_value", "no_keys", "no_queries"} <= set(by_kind)
+    assert not any(kind.startswith(("nan_key", "inf")) for kind in by_kind)
     expanded = by_kind["expanded_gradient"].make(0, "cpu").tensors[3]
     assert expanded.stride() == (0, 0, 0, 0)
     timed = [hard.kind for hard in hard_cases([case_of("bf16")], "cpu")]
     assert timed == ["expanded_gradient", "small_gradient"]
+
+
+@pytest.mark.parametrize("kind", ["nan_query", "nan_value", "no_keys", "no_queries"])
+def test_nan_and_empty_sequences_are_judged(kind: str) -> None:
+    """This project's kernels pass; NaN in a row that has none, or none where it must be, does not."""
+    hard = {hard.kind: hard for hard in hard_inputs("bf16")}[kind]
+    case, inputs = hard.case, hard.make(3, "cpu")
+    assert isinstance(case, AttentionBackwardCase)
+    truth = find_truth(case, inputs)
+    ours = {each.name: each for each in implementations(case.operation)}["cudadent42"]
+    result = packed(ours.prepare(case, inputs)())  # type: ignore[arg-type]
+    assert judge_gathered(truth, "ours", result, kind).passed
+    assert bool(truth.reference.isnan().any()) == kind.startswith("nan")
+    for spoilt in (torch.zeros_like(result), torch.full_like(result, torch.nan)):
+        assert judge_gathered(truth, "wrong", spoilt, kind).passed == bool((spoilt == truth.reference).all())
 
 
 def test_operations_count() -> None:

@@ -75,9 +75,12 @@ def _require_gradient(output: Tensor) -> None:
 
 
 def sdpa_gradients(case: AttentionBackwardCase, inputs: BackwardInputs) -> Tensor:
-    """Of PyTorch's SDPA, packed."""
+    """Of PyTorch's SDPA, packed. Without queries or keys they are zeros, as its output is here."""
     from cudadent42.operations.attention_backward.inputs import packed
 
+    if case.seqlen_q == 0 or case.seqlen_k == 0:
+        like = inputs.result_like
+        return like.new_zeros(like.shape)
     return packed(prepare_backward(prepare_sdpa, case, inputs)())  # type: ignore[arg-type]
 
 

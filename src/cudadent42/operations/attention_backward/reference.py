@@ -67,7 +67,7 @@ def gradients_float64(inputs: BackwardInputs, causal: bool, on_chunk: OnChunk = 
                 exact[1][b, g] += scale * change.T @ queries
                 exact[2][b, g] += weights.T @ outer
 
-                size = torch.where(weights > 0, scores.abs(), 0.0).amax(-1, keepdim=True)
+                size = torch.where(weights > 0, scores.abs(), 0.0).amax(-1, keepdim=True) if seqlen_k else 0.0
                 relative = _EXPONENTIAL + _ACCUMULATED * 2 * size + summed
                 rounded_delta = unit * (output * outer).abs().sum(-1, keepdim=True)
                 off = (unit + summed) * change.abs() + weights * (
