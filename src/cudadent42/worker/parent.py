@@ -58,8 +58,8 @@ SILENT_CALLS = 10
 """Calls of one implementation between two signs of life, at most: warming up, memory, calibration."""
 
 SLOW_FLOPS_PER_S = {"cpu": 2e9, "cuda": 1e12}
-"""What a slow implementation on a slow device reaches; below that it counts as hung. PyTorch's gradients of attention in
-bf16 reach 5 to 6e9 on one thread of a CPU with AVX2, and less beside other programs."""
+"""What a slow implementation on a slow device reaches; below that it counts as hung. PyTorch's gradients of attention
+in bf16 reach 5 to 6e9 on one thread of a CPU with AVX2, and less beside other programs."""
 
 _HUNG_BEFORE = 0.5
 """Share of the usual silence that is left to an implementation that has hung once."""

@@ -97,7 +97,7 @@ GRADIENTS: dict[str, Change] = {
 """What autograd hands to a backward pass: stride 0 behind ``sum()``, other layouts, and the ends of fp16's range."""
 
 _LEFT_OUT = ("nan_key_causal", "inf_")
-"""Hard inputs of the forward pass. The kernels for Hopper let NaN in a key into the gradients of rows of its tile that do
+"""Hard inputs of the forward pass. The kernels for Hopper let NaN of a key into gradients of rows of its tile that do
 not see it (docs/kernels/backward-hopper.md). Whether a gradient behind an infinity is infinite or NaN depends on the
 order of sums."""
 
