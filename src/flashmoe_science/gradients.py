@@ -44,8 +44,9 @@ class Backward(Protocol):
 
     What it owes: gradients that have the same bits in every call, and exact zeros for a row that sees no key (lse is
     minus infinity, output zero) and for a key that no row sees. No gradient has anything of a masked key or row, NaN
-    and infinity included. It takes no memory of seqlen_q * seqlen_k and does not wait for the device. Second
-    derivatives are not its business.
+    and infinity included. The kernels for Hopper owe that of other tiles alone: within one they multiply what is hidden
+    by a weight of zero. It takes no memory of seqlen_q * seqlen_k and does not wait for the device. Second derivatives
+    are not its business.
 
     Reference: Dao et al., FlashAttention (2022), arXiv:2205.14135, algorithm 4.
     """

@@ -1,4 +1,4 @@
-"""What the kernels of attention backward take beside the gradients, by their plans; `test_backward_gpu.py` measures it."""
+"""What kernels of attention backward take beside the gradients, by their plans; `test_backward_gpu.py` measures it."""
 
 from __future__ import annotations
 
