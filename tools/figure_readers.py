@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import statistics
 import sys
@@ -136,6 +137,11 @@ def against_on(case: str, rivals: Sequence[str]) -> Callable[[Path], tuple[float
     return read
 
 
+def against_each(rivals: Sequence[str], *cases: str) -> Callable[[Path], tuple[float, ...]]:
+    """The same on each of these cases."""
+    return lambda folder: tuple(against_on(case, rivals)(folder)[0] for case in cases)
+
+
 def field(*keys: str, file: str = "figures.json", scale: float = 1.0) -> Callable[[Path], float]:
     """A number of a benchmark's JSON file, by the keys that lead to it."""
 
@@ -197,6 +203,25 @@ def _median(*keys: str, files: Sequence[str]) -> Callable[[Path], float]:
 
 def host(*keys: str) -> Callable[[Path], float]:
     return field(*keys, file="host.json")
+
+
+def host_of_training(*calls: str) -> Callable[[Path], tuple[float, ...]]:
+    """Microseconds of calls of an attention layer, of the first line of host.txt: words, and what Python prints of a
+    dict."""
+
+    def read(folder: Path) -> tuple[float, ...]:
+        line = (folder / "host.txt").read_text(encoding="utf-8").splitlines()[0]
+        measured = ast.literal_eval(line[line.index("{") :])
+        return tuple(float(measured[call]) for call in calls)
+
+    return read
+
+
+def tiles_of_gradients(folder: Path) -> tuple[float, ...]:
+    """PyTorch's time over ours with the best tiles of each cell, at head dims 64 and 128: geometric mean and least."""
+    lines = map(json.loads, (folder / "first.jsonl").read_text(encoding="utf-8").splitlines())
+    ratios = [line["ratio"] for line in lines if line["kind"] == "cell" and line["head_dim"] <= 128]
+    return statistics.geometric_mean(ratios), min(ratios)
 
 
 def moe_memory(folder: Path) -> tuple[float, ...]:

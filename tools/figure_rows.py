@@ -6,12 +6,14 @@ from figure_bounds import Bound, Row, least, mean, ratio, share, unit
 from figure_lab_rows import LAB
 from figure_readers import (
     against,
+    against_each,
     against_on,
     compiled,
     decode_share,
     fields,
     first_calls,
     host,
+    host_of_training,
     least_of_small,
     mean_and_least,
     memory_beyond_output,
@@ -22,6 +24,7 @@ from figure_readers import (
     peak_share,
     share_between,
     small_alone,
+    tiles_of_gradients,
 )
 from figure_serving_rows import SERVING
 
@@ -215,6 +218,26 @@ TABLES: dict[str, tuple[Row, ...]] = {
             against(["pytorch", CUDNN], 36),
         ),
         Row(
+            "the same at 512 keys and head dims 64 and 128, against the best of all",
+            "h200-backward",
+            tuple(
+                Bound(f"{head_dim} {mask}", 1.15, ratio, at_least=True)
+                for head_dim in (64, 128)
+                for mask in ("full", "causal")
+            ),
+            against_each(
+                ["pytorch", CUDNN, "pytorch_flash", FLASH_ATTENTION_4],
+                *(f"d{head_dim}-{mask}-512" for head_dim in (64, 128) for mask in ("full", "causal")),
+            ),
+        ),
+        Row(
+            "portable kernels of gradients against PyTorch's FlashAttention-2, head dims 64 and 128, 24 cells, GPU "
+            "time: their first version with the best tiles of each cell",
+            "h200-backward-portable",
+            (mean(1.0), least(1.0)),
+            tiles_of_gradients,
+        ),
+        Row(
             "forward and backward pass as a training step calls them, launches included, against the best of the same "
             "in each of the 36 cells of the suite `training-step`",
             "h200-training-step",
@@ -226,6 +249,16 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "h200-host",
             (Bound("", 9, unit("µs")),),
             fields(host("host_us", "flash_attention")),
+        ),
+        Row(
+            "host time of training: a forward pass with a gradient, a backward pass, and both in a layer",
+            "h200-host-training",
+            (
+                Bound("forward", 10, unit("µs")),
+                Bound("backward", 15, unit("µs")),
+                Bound("layer", 25, unit("µs")),
+            ),
+            host_of_training("forward with a gradient", "backward", "forward and backward of a layer"),
         ),
         Row(
             "first call in a process: kernel cached, and not cached",
