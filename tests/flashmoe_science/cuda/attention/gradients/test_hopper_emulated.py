@@ -140,3 +140,42 @@ def _aligned(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype)
     memory = torch.empty(count * dtype.itemsize + 256, dtype=torch.uint8)
     start = -memory.data_ptr() % 256
     return memory[start : start + count * dtype.itemsize].view(dtype).as_strided(size, stride)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("which", ["query", "value"])
+def test_nan_spreads_as_far_as_it_must(which: str) -> None:
+    """One row of a query, or one entry of a value: what the lab's hard inputs hold, in the kernel that takes them."""
+    torch.manual_seed(0)
+    query, key, value, grad_output = (torch.randn(1, 2, 200, 64).bfloat16() for _ in range(4))
+    if which == "query":
+        query[0, 0, 17] = torch.nan
+    else:
+        value[0, 0, 90, 5] = torch.nan
+    case = backward_case(query, key, value, grad_output, causal=False)
+    problem = _problem(
+        (query, key, value, case.output),
+        strides_of("grad_output", grad_output),
+        False,
+        None,
+        Needs(True, True, True),
+    )
+    planned = hopper.plan(problem, HopperBackward(64, False), dataclasses.replace(H200, multiprocessors=1))
+    workspace = torch.full((planned.workspace_bytes + 256,), 0xFF, dtype=torch.uint8)
+    gradients = tuple(torch.zeros_like(tensor) for tensor in (query, key, value))
+    given = (query, key, value, case.output, grad_output, case.lse)
+    addresses = [tensor.data_ptr() for tensor in given]
+    planned.launch(
+        *addresses, 0, *(each.data_ptr() for each in gradients), -(-workspace.data_ptr() // 256) * 256, 0
+    )
+    of_query, of_key, of_value = (gradient.isnan() for gradient in gradients)
+    assert not any(spread[0, 1].any() for spread in (of_query, of_key, of_value))
+    assert of_key[0, 0].all()
+    if which == "query":
+        assert of_query[0, 0, 17].all()
+        assert not of_query[0, 0, :17].any()
+        assert not of_query[0, 0, 18:].any()
+        assert of_value[0, 0].all()
+    else:
+        assert of_query[0, 0].all()
+        assert not of_value[0, 0].any()
