@@ -34,6 +34,7 @@ OF_WORKERS = (
         "cudadent42.integrity.watch",
     ),
     *("cudadent42.timing.flush", "cudadent42.timing.limits", "cudadent42.timing.peaks"),
+    "cudadent42.versions.loading",  # which quick_kernels has changed
 )
 """What a worker imports, besides what is its operation's."""
 OF_COMMANDS = (

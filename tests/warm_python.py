@@ -486,8 +486,7 @@ def main() -> None:
     _threads_at_the_start = sys.modules["torch"].get_num_threads()
     sys.path.remove(str(programs.SOURCE))
     _path_at_the_start[:] = sys.path
-    gc.collect()
-    gc.freeze()  # what is never looked at stays shared
+    gc.freeze()  # what is never looked at stays shared; to look for garbage once takes most of a second
     gc.enable()
     leave_to_the_server()
     program = serve(connection, huge_pages_after=_FEW)

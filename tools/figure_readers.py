@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import statistics
 import sys
@@ -15,16 +16,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 from cudadent42.base.errors import UsageError
 from cudadent42.model.records import Comparison
 from cudadent42.operations.moe.case import MoeCase
-from cudadent42.runs.run_folder import load_run
+from cudadent42.runs.run_folder import RunFolder, load_run
 from cudadent42.stages.report.view import View
 from cudadent42.suites.loader import load_suite
 
 FLEET = "fleet.json"
 
 
+@functools.lru_cache(maxsize=4)
+def loaded(folder: Path) -> RunFolder:
+    """A run, which a row reads for each of its bounds."""
+    return load_run(folder)
+
+
 def finished(folder: Path) -> View:
     """A run that may be shown: finished, everything in it verified, no case left out."""
-    view = View(load_run(folder))
+    view = View(loaded(folder))
     results = view.run.results
     if results is None or not view.complete or not view.checked or view.failures:
         raise UsageError(f"{folder} is not a finished, verified run; only such a run may be shown")

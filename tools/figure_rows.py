@@ -27,6 +27,7 @@ from figure_readers import (
     tiles_of_gradients,
 )
 from figure_serving_rows import SERVING
+from figure_training_rows import TRAINING
 
 CUDNN, FLASH_ATTENTION_4 = "pytorch_cudnn", "flash_attn_cute"
 
@@ -354,6 +355,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
             (Bound("most", 1.0, ratio),),
             moe_memory,
         ),
+        *TRAINING,
         Row(
             "on CPU against PyTorch's loop over the experts, the 16 cells of the suite `moe-cpu`",
             "cpu-moe",

@@ -15,10 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
 
-from figure_rows import TABLES, Row  # noqa: E402 (this file may be run, or loaded by its path)
+from figure_readers import loaded  # noqa: E402 (this file may be run, or loaded by its path)
+from figure_rows import TABLES, Row  # noqa: E402
 
 from cudadent42.base.errors import LabError, UsageError  # noqa: E402
-from cudadent42.runs.run_folder import load_run  # noqa: E402
 
 PAGE = ROOT / "docs" / "figures.md"
 RESULTS = ROOT / "benchmarks" / "results"
@@ -37,7 +37,7 @@ def newest(row: Row, results: Path) -> Path | None:
 
 def doubt(row: Row, folder: Path) -> str:
     """What the folder does not prove about the kernel that ran."""
-    if not row.kernel or load_run(folder).manifest.environment.get(OVERRIDE_VARIABLE) == row.kernel:
+    if not row.kernel or loaded(folder).manifest.environment.get(OVERRIDE_VARIABLE) == row.kernel:
         return ""
     return f", which does not record `{OVERRIDE_VARIABLE}={row.kernel}`"
 
@@ -46,7 +46,7 @@ def claim(folder: Path) -> str:
     """What the run's own report says of its figure; nothing where it is no run, or one that did not ask."""
     if not all((folder / name).is_file() for name in ("manifest.json", "results.json")):
         return ""
-    results = load_run(folder).results
+    results = loaded(folder).results
     refused = results is not None and bool(results.claim_reason) and not results.claim_allowed
     return ", whose audit allows no claim" if refused else ""
 

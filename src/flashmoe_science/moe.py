@@ -100,8 +100,8 @@ def fused_moe(
         recompute: keep no projections for the backward pass, and compute them again there: a third of its products
             more. Without effect where no gradient is needed.
         main_gradients: buffers of float32 like w13 and w2, to which the backward pass adds their gradients; autograd
-            gets none of a weight that has a buffer. On Hopper the sums are added as they are, elsewhere rounded to the
-            weights' dtype. Only in eager code, and not under autocast.
+            gets none of a weight that has a buffer. CUDA kernels add the sums as they are, the CPU and PyTorch's
+            operations rounded to the weights' dtype. Only in eager code, and not under autocast.
 
     Returns:
         (tokens, hidden), like hidden_states.

@@ -14,16 +14,15 @@ _GPT_OSS_TRANSPOSED = ("experts.gate_up_proj", "experts.down_proj")
 _GPT_OSS_BY_TURNS = ("experts.gate_up_proj", "experts.gate_up_proj_bias")
 _SHARED = "shared_experts."
 BY_TURNS = "gate_up_rows_by_turns"
-"""In the state of a layer whose gate rows and up rows alternate, and in no other's: tensors that come without it,
-and not from a GPT-OSS block, have all gate rows first."""
+"""In the state of a layer whose gate rows and up rows alternate, and in no other's."""
 
 
 def convert_state(module: Any, state: dict[str, Any], prefix: str, *rest: Any) -> None:
     """In place, before a module loads it.
 
     Tensors of single experts become those of all. A GPT-OSS block, known by its ``router``, has weights as (experts,
-    columns, rows) with gate and up by turns: they are turned, and put in the module's order. Other blocks' fused
-    tensors have all gate rows first. Shared experts (DeepSeek-V3) follow the routed ones in the same tensors.
+    columns, rows) with gate and up by turns: they are turned, and put in the module's order. Other fused tensors
+    without `BY_TURNS` have all gate rows first. Shared experts (DeepSeek-V3) follow the routed ones.
     """
     _join_experts(module, state, prefix)
     _turn_gpt_oss(module, state, prefix)
@@ -39,8 +38,7 @@ def _join(module: Any, gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
 
 
 def _order_rows(module: Any, state: dict[str, Any], prefix: str) -> None:
-    """Fused tensors in the module's order, and the mark of it: they have that order where what came before joined
-    them or the mark is there."""
+    """Fused tensors in the module's order, which they have where they were joined before, and the mark of it."""
     mark = f"{prefix}experts.{BY_TURNS}"
     wanted = getattr(module.experts, BY_TURNS) is not None
     stored = state.pop(mark, None) is not None
@@ -91,6 +89,10 @@ def _take(state: dict[str, Any], prefix: str, projection: str, count: int) -> li
 def _turn_gpt_oss(module: Any, state: dict[str, Any], prefix: str) -> None:
     if f"{prefix}router.weight" not in state:
         return
+    if module.activation != "swigluoai":
+        raise InputError(
+            f"the state dict is a GPT-OSS block's; expected activation 'swigluoai', not {module.activation!r}"
+        )
     for name in ("weight", "bias"):
         if f"{prefix}router.{name}" in state:
             state[f"{prefix}gate.{name}"] = state.pop(f"{prefix}router.{name}")

@@ -389,6 +389,18 @@ def test_states_follow_the_order_of_the_layers_rows() -> None:
     torch.testing.assert_close(interleaved(x), plain(x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_a_block_of_gpt_oss_is_refused_by_a_layer_with_another_activation(activation: str) -> None:
+    """Nothing in its tensors shows the difference, so it would compute something else without a word."""
+    block, _ = of_transformers("gpt_oss")
+    layer = MoE(**SIZES, **{**options_of("gpt_oss"), "activation": activation})
+    before = layer.gate.weight.detach().clone()
+    message = f"is a GPT-OSS block's; expected activation 'swigluoai', not '{activation}'$"
+    with pytest.raises(InputError, match=message):
+        layer.load_state_dict(block.state_dict())
+    assert torch.equal(layer.gate.weight, before)
+
+
 def test_fused_tensors_of_transformers_are_put_by_turns() -> None:
     """They are called as the layer's own, whose state has a mark."""
     block, concat = of_transformers("qwen3_moe")

@@ -139,9 +139,19 @@ def loads(kind: type[T], text: str) -> T:
     return decode(kind, parse_json(text))
 
 
+@functools.cache
+def _form(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What a type is made of. A file has the same few types thousands of times."""
+    return typing.get_origin(kind), typing.get_args(kind)
+
+
 def _decode(kind: Any, data: Any, where: str) -> Any:
-    origin = typing.get_origin(kind)
-    arguments = typing.get_args(kind)
+    if type(data) is kind:  # most of a file: plain values of just their type
+        if kind is float:
+            return _float(data, where)
+        if kind is str or kind is int or kind is bool:
+            return data
+    origin, arguments = _form(kind)
     if kind is Any:
         return data
     if origin in (typing.Union, types.UnionType):
@@ -167,8 +177,6 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
             return _FLOAT_WORDS[data]
     if kind is type(None) and data is None:
         return None
-    if kind in (int, str, bool) and type(data) is kind:
-        return data
     raise ValueError(f"{where}: expected {kind}, found {reprlib.repr(data)}")
 
 
@@ -198,35 +206,47 @@ def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
     raise ValueError(f"{where}: {reprlib.repr(data)} fits none of {members}")
 
 
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """Of a record's type: what to make of its fields."""
+
+    kinds: Mapping[str, Any]
+    """By name; evaluating annotations takes longer than all the rest."""
+    required: tuple[str, ...]
+    unions: Mapping[str, Tagged]
+
+
 @functools.cache
-def _type_hints(kind: Any) -> dict[str, Any]:
-    """Evaluating annotations takes longer than all the rest."""
-    return typing.get_type_hints(kind)
+def _layout(kind: Any) -> _Layout:
+    fields = dataclasses.fields(kind)
+    hints = typing.get_type_hints(kind)
+    return _Layout(
+        kinds={f.name: hints[f.name] for f in fields},
+        required=tuple(
+            f.name
+            for f in fields
+            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        ),
+        unions={f.name: f.metadata[TAGGED] for f in fields if TAGGED in f.metadata},
+    )
 
 
 def _decode_record(kind: Any, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
         raise ValueError(f"{where}: expected an object, found {type(data).__name__}")
-    hints = _type_hints(kind)
-    names = {f.name for f in dataclasses.fields(kind)}
-    unknown = sorted(set(data) - names)
+    layout = _layout(kind)
+    unknown = sorted(data.keys() - layout.kinds.keys())
     if unknown:
-        raise ValueError(f"{where}: unknown field {unknown[0]!r}; expected one of {', '.join(sorted(names))}")
-    missing = [
-        f.name
-        for f in dataclasses.fields(kind)
-        if f.name not in data
-        and f.default is dataclasses.MISSING
-        and f.default_factory is dataclasses.MISSING
-    ]
+        names = ", ".join(sorted(layout.kinds))
+        raise ValueError(f"{where}: unknown field {unknown[0]!r}; expected one of {names}")
+    missing = [name for name in layout.required if name not in data]
     if missing:
         raise ValueError(f"{where}: field {missing[0]!r} is missing")
-    unions = {f.name: f.metadata[TAGGED] for f in dataclasses.fields(kind) if TAGGED in f.metadata}
     return kind(
         **{
-            name: unions[name].decode(item, f"{where}.{name}")
-            if name in unions
-            else _decode(hints[name], item, f"{where}.{name}")
+            name: layout.unions[name].decode(item, f"{where}.{name}")
+            if name in layout.unions
+            else _decode(layout.kinds[name], item, f"{where}.{name}")
             for name, item in data.items()
         }
     )

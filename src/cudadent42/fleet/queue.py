@@ -150,13 +150,14 @@ class Queue:
 
     def claim(self, name: str) -> Task | None:
         """A task that is now this worker's alone."""
-        for path in sorted(_files(self.folder / "offered")):
-            parts = _parts(path, 3)
+        offered = self.folder / "offered"
+        for file in sorted(_names(offered)):
+            parts = _parts(Path(file), 3)
             if not parts or parts[2] not in ("", name):
                 continue
             key = parts[1]
             mine = self.folder / "claimed" / f"{key}@{name}.json"
-            if _moved(path, mine):
+            if _moved(offered / file, mine):
                 return read_record(Task, mine, SCHEMA_VERSION)
         return None
 
@@ -182,8 +183,13 @@ class Queue:
 
 def _files(folder: Path) -> list[Path]:
     """Without those that are being written."""
+    return [folder / name for name in _names(folder)]
+
+
+def _names(folder: Path) -> list[str]:
+    """Of `_files`. There may be thousands, of which a worker takes the first that it gets."""
     with suppress(FileNotFoundError):
-        return [path for path in folder.iterdir() if not path.name.startswith(".")]
+        return [name for name in os.listdir(folder) if not name.startswith(".")]
     return []
 
 

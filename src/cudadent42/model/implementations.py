@@ -130,6 +130,17 @@ def is_our_variant(name: str) -> bool:
     return is_ours(name) and name != OURS
 
 
+def are_forms_of_one(name: str, other: str) -> bool:
+    """Whether two names are of one implementation: variants in brackets, and `OURS` with an option, as in
+    ``cudadent42_recompute``."""
+    return _without_form(name) == _without_form(other)
+
+
+def _without_form(name: str) -> str:
+    base, _ = split_variant(name)
+    return OURS if base.startswith(f"{OURS}_") else base
+
+
 def why_not(implementation: Implementation, device: str) -> str | None:
     """The reason why ``implementation`` cannot run on ``device``, or None."""
     kind = device.partition(":")[0]

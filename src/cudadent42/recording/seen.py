@@ -280,8 +280,8 @@ def _fused_moe(recorder: Recorder, original: Callable[..., torch.Tensor]) -> Cal
 def _why_no_case(layout: str, biased: bool) -> str | None:
     """Why experts of this kind are no case of a suite; None if they are."""
     if biased:
-        return "biases of experts, which a suite cannot have"
-    return None if layout == "concat" else "interleaved weights, which a suite cannot have"
+        return "biases of experts, which capture does not write"
+    return None if layout == "concat" else "interleaved weights, which capture does not write"
 
 
 # ---------------------------------------------------------------- transformers

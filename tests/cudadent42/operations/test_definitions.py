@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,34 @@ def test_rivals_are_the_fastest_of_each_cell() -> None:
     assert (summary.closest.cell, summary.closest.implementation) == (CASE.id, "expert_loop")
     baseline_only = compare(PLAN, [s for s in samples() if s.implementation != "expert_loop"], {}, {})
     assert rivals(baseline_only) is None
+
+
+@pytest.mark.parametrize("name", ["cudadent42_recompute", "cudadent42[portable]", "cudadent42[avx2]"])
+def test_variants_of_the_candidate_are_no_rivals_of_it(name: str) -> None:
+    """Otherwise the fastest form of one's own would stand as the fastest other implementation."""
+    own = [sample(name, block, 1.0) for block in range(3)]
+    plan = replace(PLAN, implementations=(*PLAN.implementations, name))
+    summary = rivals(compare(plan, [*samples(), *own], {}, {}))
+    assert summary is not None
+    assert summary.closest.implementation == "expert_loop"
+    alone = [s for s in samples() if s.implementation != "expert_loop"] + own
+    assert rivals(compare(plan, alone, {}, {})) is None
+
+
+def test_a_baseline_of_the_candidates_own_is_a_rival() -> None:
+    plan = replace(
+        PLAN, baseline="cudadent42_16bit", implementations=("cudadent42", "cudadent42_16bit", "expert_loop")
+    )
+    latencies = {
+        "cudadent42_16bit": 2.5,
+        "cudadent42_16bit_control": 2.5,
+        "cudadent42": 2.0,
+        "expert_loop": 3.0,
+    }
+    timed = [sample(name, block, ms) for block in range(3) for name, ms in latencies.items()]
+    summary = rivals(compare(plan, timed, {}, {}))
+    assert summary is not None
+    assert summary.closest.implementation == "cudadent42_16bit"
 
 
 # ---------------------------------------------------------------- suites

@@ -21,6 +21,7 @@ from cudadent42.operations.moe_backward.case import ROUTINGS, MoeBackwardCase, M
 from cudadent42.operations.moe_backward.implementations import implementations
 from cudadent42.operations.moe_backward.inputs import (
     GRADIENTS,
+    differentiated,
     hard_cases,
     hard_inputs,
     input_sets,
@@ -51,6 +52,28 @@ def test_float64_is_the_derivative(routing: str, activation: str) -> None:
     output = expert_loop(*leaves, ids, activation)
     expected = packed(torch.autograd.grad(output, leaves, inputs.output_gradient.double()))
     torch.testing.assert_close(gradients_float64(inputs, activation).value, expected)
+
+
+@pytest.mark.parametrize(
+    ("activation", "bias", "layout"),
+    [
+        ("swigluoai", True, "interleaved"),
+        ("silu", True, "concat"),
+        ("gelu_tanh", False, "interleaved"),
+        ("relu2_no_mul", True, "concat"),
+    ],
+)
+def test_float64_has_the_biases_and_follows_the_layout(activation: str, bias: bool, layout: str) -> None:
+    case = case_of(activation=activation, bias=bias, w13_layout=layout)
+    (inputs,) = input_sets(case, 0, 1, "cpu")
+    leaves = [tensor.double().requires_grad_() for tensor in differentiated(inputs.forward)]
+    assert len(leaves) == 4 + 2 * bias
+    biases = dict(zip(("w13_bias", "w2_bias"), leaves[4:], strict=bias))
+    output = expert_loop(*leaves[:4], inputs.forward.topk_ids, activation, layout, **biases)
+    expected = packed(torch.autograd.grad(output, leaves, inputs.output_gradient.double()))
+    gradients = gradients_float64(inputs, activation)
+    torch.testing.assert_close(gradients.value, expected)
+    assert gradients.value.shape == inputs.result_like.shape
 
 
 def test_routings_are_as_skewed_as_they_say() -> None:
@@ -93,6 +116,73 @@ def test_what_is_wrong_fails(fault: str) -> None:
     assert judge(truth, "right", right, "random").passed
     wrong = faults()[fault]([gradient.clone() for gradient in right])
     assert not judge(truth, "wrong", wrong, "random").passed
+
+
+BIASED = {"activation": "swigluoai", "bias": True, "w13_layout": "interleaved"}
+"""GPT-OSS's layer as it is."""
+
+
+@pytest.mark.parametrize("which", [4, 5])
+def test_biases_whose_gradients_are_wrong_fail(which: int) -> None:
+    """Another expert's, and a tenth too large."""
+    case = case_of("bf16", tokens=80, **BIASED)
+    (inputs,) = input_sets(case, 2, 1, "cpu")
+    truth = find_truth(case, inputs)
+    right: Any = implementations(case.operation)[0].prepare(case, inputs)()
+    assert judge(truth, "right", right, "random").passed
+    for damage in (lambda bias: bias.roll(1, 0), lambda bias: bias * 1.1):
+        wrong = [gradient.clone() for gradient in right]
+        wrong[which] = damage(wrong[which])
+        assert not judge(truth, "wrong", wrong, "random").passed
+
+
+@pytest.mark.parametrize("name", ["moe_backward", "moe_training_step"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_layers_as_gpt_oss_has_them_are_verified(name: str, dtype: str) -> None:
+    case: MoeBackwardCase = case_of(dtype, **BIASED)
+    if name == "moe_training_step":
+        case = MoeTrainingStepCase(**vars(case))
+    (inputs,) = input_sets(case, 3, 1, "cpu")
+    truth = find_truth(case, inputs)
+    for item in implementations(case.operation):
+        if item.name in ("cudadent42", "cudadent42_recompute", "expert_loop", "grouped_mm"):
+            gradients: Any = item.prepare(case, inputs)()
+            judged = judge(truth, item.name, gradients, "random")
+            assert judged.passed, judged.detail
+
+
+def test_biases_whose_gradients_are_summed_in_16_bits_fail() -> None:
+    """As autograd adds the rows of an indexed bias, one after the other, in `grouped_mm`."""
+    case = case_of("bf16", tokens=512, experts=4, **BIASED)
+    (inputs,) = input_sets(case, 0, 1, "cpu")
+    truth = find_truth(case, inputs)
+    passed = {
+        item.name: judge(truth, item.name, item.prepare(case, inputs)(), "random").passed
+        for item in implementations(case.operation)
+        if item.name in ("cudadent42", "expert_loop", "grouped_mm")
+    }
+    assert passed == {"cudadent42": True, "expert_loop": True, "grouped_mm": False}
+
+
+def test_a_suite_of_training_steps_may_have_biases_by_turns() -> None:
+    text = """
+        name = "unit"
+        operation = "moe_training_step"
+        dtypes = ["bf16"]
+        [[case]]
+        name = "a"
+        tokens = 4
+        hidden = 16
+        intermediate = 16
+        experts = 2
+        top_k = 1
+        activation = "swigluoai"
+        bias = true
+        w13_layout = "interleaved"
+    """
+    (case,) = parse_suite(text, "here").shapes
+    assert isinstance(case, MoeTrainingStepCase)
+    assert (case.bias, case.w13_layout) == (True, "interleaved")
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
@@ -223,9 +313,10 @@ def test_what_recomputes_keeps_no_projections() -> None:
     assert projections not in kept["cudadent42_recompute"]
 
 
+@pytest.mark.parametrize("changes", [{}, BIASED], ids=["plain", "biased"])
 @pytest.mark.parametrize("case_type", [MoeBackwardCase, MoeTrainingStepCase])
-def test_profiles_leave_gradients_out(case_type: type[MoeBackwardCase]) -> None:
-    case = case_type(**vars(case_of()))
+def test_profiles_leave_gradients_out(case_type: type[MoeBackwardCase], changes: dict[str, Any]) -> None:
+    case = case_type(**vars(case_of(**changes)))
     (inputs,) = input_sets(case, 0, 1, "cpu")
     calls = definition(case.operation).without(case, inputs).calls
     assert list(calls) == ["none", "token_gradient", "weight_gradients", "routing_gradient"]

@@ -134,4 +134,4 @@ def test_experts_with_biases_are_described_and_are_no_case() -> None:
     reason = "transposed weights of experts, which flashmoe_science.accelerate turns"
     assert experts() == (what, reason, False)
     flashmoe_science.accelerate(model)
-    assert experts() == (what, "biases of experts, which a suite cannot have", True)
+    assert experts() == (what, "biases of experts, which capture does not write", True)

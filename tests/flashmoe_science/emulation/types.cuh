@@ -6,6 +6,7 @@ constexpr int kElementBytes = 2; constexpr int kChunkBytes = 16; constexpr int k
 template <bool Value> struct Flag { static constexpr bool value = Value; };
 #define __device__
 #define __forceinline__ inline
+#define __noinline__
 #define __global__
 #define __grid_constant__
 #define __launch_bounds__(...)

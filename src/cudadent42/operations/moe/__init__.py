@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 _SIZE_STEP = 16
 QUANTIZED_KEYS = frozenset(("weight_bits", "group"))
 """Of a case in a suite; the backward pass has none, as such weights have no gradient."""
-FORWARD_KEYS = QUANTIZED_KEYS | {"bias", "w13_layout"}
-"""Those that cases of the backward pass do not have."""
 _GROUP, _GROUP_STEP = 128, 32
 """Weights that share a scale where the case does not say, and what divides their number."""
 _ELEMENT_BF16 = {"bf16": 1, "fp16": 0}
@@ -224,8 +222,10 @@ def _numerics() -> Numerics[MoeCase, MoeInputs]:
 OPERATION = Definition(
     case_type=MoeCase,
     baseline="grouped_mm",
-    case_keys=frozenset(("tokens", "hidden", "intermediate", "experts", "top_k", "activation"))
-    | FORWARD_KEYS,
+    case_keys=frozenset(
+        ("tokens", "hidden", "intermediate", "experts", "top_k", "activation", "bias", "w13_layout")
+    )
+    | QUANTIZED_KEYS,
     parse_case=_parse_case,
     columns=(
         *("implementation", "dtype", "batch_size", "seq_len", "hidden_dim", "num_heads", "latency_ms"),

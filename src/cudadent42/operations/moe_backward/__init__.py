@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cudadent42.base.errors import UsageError
 from cudadent42.base.toml import Table, did_you_mean
 from cudadent42.operations.interface import Definition, Numerics, Parts, columns_with
-from cudadent42.operations.moe import FORWARD_KEYS
 from cudadent42.operations.moe import OPERATION as FORWARD
+from cudadent42.operations.moe import QUANTIZED_KEYS
 from cudadent42.operations.moe.case import MoeCase
 from cudadent42.operations.moe_backward.case import ROUTINGS, MoeBackwardCase
 
@@ -30,7 +30,7 @@ def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
 
 
 def definition(case_type: type[CaseT]) -> Definition[CaseT, MoeGradientInputs]:
-    """Of an operation that gives the four gradients; sizes and words are the forward pass's, and the routing."""
+    """Of an operation that gives the gradients; sizes and words are the forward pass's, and the routing."""
 
     def parse_case(table: Table, name: str, dtype: str) -> CaseT:
         routing: str = table.value("routing", str, "the name of a routing", "router")
@@ -55,7 +55,8 @@ def definition(case_type: type[CaseT]) -> Definition[CaseT, MoeGradientInputs]:
         return implementations(case_type.operation)
 
     def plug_in(function: Callable[..., Any]) -> Prepare:
-        """A differentiable ``function(hidden_states, w13, w2, topk_weights, topk_ids, *, activation)``."""
+        """A differentiable ``function(hidden_states, w13, w2, topk_weights, topk_ids, *, activation)``, with the
+        keywords of biases and layout where a case has them."""
         from cudadent42.operations.moe_backward.implementations import prepare_with
 
         return prepare_with(case_type.operation, FORWARD.plug_in(function))
@@ -73,7 +74,7 @@ def definition(case_type: type[CaseT]) -> Definition[CaseT, MoeGradientInputs]:
     return Definition(
         case_type=case_type,
         baseline=FORWARD.baseline,
-        case_keys=FORWARD.case_keys - FORWARD_KEYS | {"routing"},
+        case_keys=FORWARD.case_keys - QUANTIZED_KEYS | {"routing"},
         parse_case=parse_case,
         columns=columns_with("intermediate_dim", "top_k", "activation", "routing"),
         cells=cells,

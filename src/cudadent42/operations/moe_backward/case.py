@@ -15,7 +15,7 @@ ROUTINGS = ("router", "uniform", "zipf", "hot")
 
 @dataclass(frozen=True)
 class MoeBackwardCase(MoeCase):
-    """The gradients of hidden states, both weights and the routing weights, where the forward pass is done."""
+    """The gradients of hidden states, both weights, the routing weights and biases, where the forward pass is done."""
 
     operation: ClassVar[str] = "moe_backward"
 
@@ -32,7 +32,7 @@ class MoeBackwardCase(MoeCase):
         """Fewest bytes moved: what the forward pass moves, the projections of each slot, the gradients of the output
         and of hidden states, and of all experts' weights."""
         size, slots = element_bytes(self.dtype), self.tokens * self.top_k
-        weights = self.experts * self.expert_weights
+        weights = self.experts * (self.expert_weights + self.expert_biases)
         projections = slots * self.intermediate * (2 if self.gated else 1)
         return super().bytes_min + size * (weights + projections + self.tokens * self.hidden) + 4 * slots
 
@@ -41,7 +41,7 @@ class MoeBackwardCase(MoeCase):
         weighted, projections and activated values."""
         size, slots = element_bytes(self.dtype), self.tokens * self.top_k
         kept = slots * (3 * self.hidden + (3 if self.gated else 2) * self.intermediate)
-        gradients = 2 * self.experts * self.expert_weights
+        gradients = 2 * self.experts * (self.expert_weights + self.expert_biases)
         return super().memory_bytes(sets) + size * (sets * (kept + 2 * self.tokens * self.hidden) + gradients)
 
 

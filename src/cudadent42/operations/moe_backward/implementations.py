@@ -25,10 +25,12 @@ def prepare_backward(prepare: PrepareForward, case: MoeBackwardCase, inputs: Moe
     """The forward pass once, then the gradients of its result as often as they are asked for."""
     import torch
 
+    from cudadent42.operations.moe_backward.inputs import differentiated
+
     leaves = inputs.leaves
     output = prepare(case, leaves)()
     _require_gradient(output)
-    wanted, gradient = leaves.tensors[:4], inputs.output_gradient
+    wanted, gradient = differentiated(leaves), inputs.output_gradient
 
     def call() -> Tensor:
         gradients: Tensor = torch.autograd.grad(output, wanted, gradient, retain_graph=True)  # type: ignore[assignment]
@@ -41,9 +43,11 @@ def prepare_step(prepare: PrepareForward, case: MoeBackwardCase, inputs: MoeGrad
     """Both passes in every call, from the routing weights as they are: what rounds them belongs to the call."""
     import torch
 
+    from cudadent42.operations.moe_backward.inputs import differentiated
+
     leaves = inputs.leaves
     _require_gradient(prepare(case, leaves)())
-    wanted, gradient = leaves.tensors[:4], inputs.output_gradient
+    wanted, gradient = differentiated(leaves), inputs.output_gradient
 
     def call() -> Tensor:
         output = prepare(case, leaves)()
@@ -56,7 +60,7 @@ def prepare_step(prepare: PrepareForward, case: MoeBackwardCase, inputs: MoeGrad
 def prepare_recomputing(case: MoeCase, inputs: MoeInputs) -> Call:
     from flashmoe_science import fused_moe
 
-    return partial(fused_moe, *inputs.tensors, activation=case.activation, recompute=True)
+    return partial(fused_moe, *inputs.tensors, activation=case.activation, recompute=True, **inputs.options)
 
 
 RECOMPUTING = Implementation(

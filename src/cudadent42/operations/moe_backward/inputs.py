@@ -34,11 +34,14 @@ class MoeGradientInputs:
 
     @property
     def result_like(self) -> Tensor:
-        """Of the four gradients as ``packed`` puts them one below the other."""
+        """Of the gradients as ``packed`` puts them one below the other."""
         tokens, hidden = self.forward.hidden_states.shape
         experts, w13_rows, _ = self.forward.w13.shape
+        width = max(hidden, self.forward.topk_ids.shape[1])
         rows = 2 * tokens + experts * (w13_rows + self.forward.w2.shape[2])
-        return self.output_gradient.new_empty(1, 1).expand(rows, max(hidden, self.forward.topk_ids.shape[1]))
+        if self.forward.biases is not None:
+            rows += experts * (-(-w13_rows // width) + 1)
+        return self.output_gradient.new_empty(1, 1).expand(rows, width)
 
     @property
     def buffer_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -54,20 +57,42 @@ class MoeGradientInputs:
     def leaves(self) -> MoeInputs:
         """The same memory, as leaves that gradients are taken of."""
         *floats, ids = self.forward.tensors
-        hidden_states, w13, w2, weights = (tensor.detach().requires_grad_() for tensor in floats)
-        return MoeInputs(hidden_states, w13, w2, weights, ids)
+        hidden_states, w13, w2, weights = (_leaf(tensor) for tensor in floats)
+        biases = self.forward.biases
+        return MoeInputs(
+            hidden_states,
+            w13,
+            w2,
+            weights,
+            ids,
+            biases=None if biases is None else (_leaf(biases[0]), _leaf(biases[1])),
+            w13_layout=self.forward.w13_layout,
+        )
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_()
+
+
+def differentiated(inputs: MoeInputs) -> tuple[Tensor, ...]:
+    """What gradients are taken of: hidden states, both weights, the routing weights, and biases where there are any."""
+    return *inputs.tensors[:4], *(inputs.biases or ())
 
 
 def packed(gradients: Sequence[Tensor]) -> Tensor:
     """One below the other, each row as long as the hidden size, in the dtype of hidden states.
 
-    A token's gradient; a row of w13; a column of w2; a token's routing weights, followed by zeros.
+    A token's gradient; a row of w13; a column of w2; a token's routing weights; an expert's biases, those of w13 in as
+    many rows as they take. What is shorter is followed by zeros.
     """
-    hidden_states, w13, w2, weights = gradients
+    hidden_states, w13, w2, weights, *biases = gradients
     width = max(hidden_states.shape[1], weights.shape[1])
-    parts = (hidden_states, w13.flatten(0, 1), w2.transpose(1, 2).flatten(0, 1), weights)
+    parts = (hidden_states, w13.flatten(0, 1), w2.transpose(1, 2).flatten(0, 1), weights, *biases)
     return torch.cat(
-        [functional.pad(part.to(hidden_states.dtype), (0, width - part.shape[1])) for part in parts]
+        [
+            functional.pad(part.to(hidden_states.dtype), (0, -part.shape[1] % width)).view(-1, width)
+            for part in parts
+        ]
     )
 
 
@@ -186,7 +211,8 @@ def hard_cases(cases: Sequence[MoeBackwardCase], device: str) -> tuple[HardInput
     largest: dict[tuple[object, ...], MoeBackwardCase] = {}
     for case in sorted(cases, key=lambda case: case.tokens):
         if case.flops <= most:
-            largest[case.dtype, case.hidden, case.intermediate, case.experts, case.activation] = case
+            kind = case.activation, case.bias, case.w13_layout
+            largest[case.dtype, case.hidden, case.intermediate, case.experts, kind] = case
 
     def hard(case: MoeBackwardCase, kind: str) -> HardInput:
         named = replace(case, name=f"{kind}@{case.name}")

@@ -9,7 +9,7 @@ import torch
 
 from cudadent42.operations.interface import WHOLE, Parts
 from cudadent42.operations.moe_backward.case import MoeBackwardCase, MoeTrainingStepCase
-from cudadent42.operations.moe_backward.inputs import MoeGradientInputs
+from cudadent42.operations.moe_backward.inputs import MoeGradientInputs, differentiated
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,14 +35,17 @@ def _gradients(case: MoeBackwardCase, inputs: MoeGradientInputs, left_out: tuple
 
     leaves = inputs.leaves
     leaves = replace(leaves, **{name: getattr(leaves, name).detach() for name in left_out})
-    wanted = [tensor for tensor in leaves.tensors if tensor.requires_grad]
-    tensors, gradient = leaves.tensors, inputs.output_gradient
+    if "w13" in left_out and leaves.biases is not None:
+        first, second = leaves.biases
+        leaves = replace(leaves, biases=(first.detach(), second.detach()))
+    wanted = [tensor for tensor in differentiated(leaves) if tensor.requires_grad]
+    tensors, options, gradient = leaves.tensors, leaves.options, inputs.output_gradient
     if isinstance(case, MoeTrainingStepCase):
 
         def step() -> Tensor:
-            output = fused_moe(*tensors, activation=case.activation)
+            output = fused_moe(*tensors, activation=case.activation, **options)
             return torch.autograd.grad(output, wanted, gradient)[0]
 
         return step
-    output = fused_moe(*tensors, activation=case.activation)
+    output = fused_moe(*tensors, activation=case.activation, **options)
     return lambda: torch.autograd.grad(output, wanted, gradient, retain_graph=True)[0]

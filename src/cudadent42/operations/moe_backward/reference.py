@@ -1,21 +1,23 @@
 """The gradients of a mixture of experts in float64, how far a rounded computation may lie from each entry of them, and
 PyTorch's float32 with the roundings that a dtype implies.
 
-For a slot with weight s, its token's x and incoming gradient g: z = w13 x, y = act(z), d = w2^T g, dz = act'(z) (s d).
-Sums over slots: x takes w13^T dz, w13 takes dz x^T, w2 takes g (s y)^T; s takes <d, y>.
+For a slot with weight s, its token's x and incoming gradient g: z = w13 x + b13, y = act(z), d = w2^T g, dz = act'(z)
+(s d). Sums over slots: x takes w13^T dz, w13 takes dz x^T, w2 takes g (s y)^T, b13 takes dz, b2 takes s g; s takes
+<d, y> + <g, b2>.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from cudadent42.operations.interface import Exact, OnChunk, nothing
 from cudadent42.operations.moe.reference import activate
-from cudadent42.operations.moe_backward.inputs import MoeGradientInputs, packed
+from cudadent42.operations.moe_backward.inputs import MoeGradientInputs, differentiated, packed
 
 _CHUNK_ENTRIES = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Entries of an expert's projections held at a time, some twenty such in float64."""
@@ -43,8 +45,11 @@ def gradients_float64(inputs: MoeGradientInputs, activation: str, on_chunk: OnCh
     """The gradients and their bounds; ``on_chunk`` is called after each part of an expert.
 
     Bounds are for who rounds every step to the tensors' dtype, as PyTorch's operations do one by one: z, the activation
-    and its product with up, d, s, s g, dz, each slot's result and its gradient of its token, and sums over choices.
+    and its product with up, d, s, s g, dz, each slot's result and its gradient of its token, and sums over choices;
+    with biases both products before them, too.
     """
+    layout = inputs.forward.w13_layout
+    through = partial(_through, activation=activation, layout=layout)
     hidden_states, w13 = inputs.forward.tensors[:2]
     dtype = hidden_states.dtype
     unit = torch.finfo(dtype).eps / 2
@@ -53,38 +58,46 @@ def gradients_float64(inputs: MoeGradientInputs, activation: str, on_chunk: OnCh
     exact, spread = _zeros(inputs), _zeros(inputs)
     for part in _parts(inputs, torch.float64):
         x, g, up, down, score = part.x.abs(), part.incoming.abs(), part.w13.abs(), part.w2.abs(), part.score
-        z = part.x @ part.w13.T
+        projected = part.x @ part.w13.T
+        z = projected if part.w13_bias is None else projected + part.w13_bias
         unweighted = part.incoming @ part.w2
         off_z = unit * z.abs() + summed * (x @ up.T) + smallest
+        if part.w13_bias is not None:
+            off_z = off_z + unit * projected.abs() + summed * part.w13_bias.abs()
         off_d = summed * (g @ down) + unit * unweighted.abs()
-        between, of_z = _through(z, score * unweighted, activation)
+        between, of_z = through(z, score * unweighted)
         off_between = (_EXPONENTIAL + _STEPS * unit) * between.abs()
-        off_of_z = (2 * _EXPONENTIAL + _STEPS * unit) * _through(z, (score * unweighted).abs(), activation)[
-            1
-        ].abs()
-        for shift in _shifts(z, off_z, activation):
-            other_between, other_of_z = _through(z + shift, score * unweighted, activation)
+        off_of_z = (2 * _EXPONENTIAL + _STEPS * unit) * through(z, (score * unweighted).abs())[1].abs()
+        for shift in _shifts(off_z, activation, layout):
+            other_between, other_of_z = through(z + shift, score * unweighted)
             off_between = off_between + (other_between - between).abs()
             off_of_z = off_of_z + (other_of_z - of_z).abs()
         off_weighted_d = off_d + _weighted_before(g, down, unit)
-        off_of_z = off_of_z + _through(z, score.abs() * off_weighted_d, activation)[1].abs() + smallest
+        off_of_z = off_of_z + through(z, score.abs() * off_weighted_d)[1].abs() + smallest
         of_slots = of_z @ part.w13
         part.add(
             exact,
             of_slots,
             of_z.T @ part.x,
             part.incoming.T @ (score * between),
-            (unweighted * between).sum(dim=1),
+            (unweighted * between).sum(dim=1) + part.of_score_by_bias,
+            of_z.sum(dim=0),
+            (score * part.incoming).sum(dim=0),
         )
         off_weighted = score.abs() * off_between + 2 * unit * (score * between).abs() + smallest
-        result = (between @ part.w2.T).abs()
+        result = between @ part.w2.T
+        off_result = unit * result.abs()
+        if part.w2_bias is not None:
+            off_result = off_result + unit * (result + part.w2_bias).abs() + summed * part.w2_bias.abs()
         part.add(
             spread,
             off_of_z @ up + _STEPS * unit * of_slots.abs() + summed * (of_z.abs() @ up) + smallest,
             (off_of_z + summed * of_z.abs()).T @ x,
             g.T @ (off_weighted + summed * (score * between).abs()),
             (unweighted.abs() * (off_between + summed * between.abs()) + off_d * between.abs()).sum(dim=1)
-            + unit * (result * g).sum(dim=1),
+            + (off_result * g).sum(dim=1),
+            (off_of_z + summed * of_z.abs()).sum(dim=0),
+            ((2 * unit + summed) * score.abs() * g + smallest).sum(dim=0),
         )
         on_chunk()
     limits = [
@@ -98,16 +111,19 @@ def yardstick(inputs: MoeGradientInputs, activation: str) -> Tensor:
     dtype = inputs.output_gradient.dtype
     result = [each.float() for each in _zeros(inputs)]
     for part in _parts(inputs, torch.float32):
-        z = (part.x @ part.w13.T).to(dtype).float()
+        projected = part.x @ part.w13.T
+        z = (projected if part.w13_bias is None else projected + part.w13_bias).to(dtype).float()
         unweighted = part.incoming @ part.w2
-        between, of_z = _through(z, unweighted * part.score, activation)
+        between, of_z = _through(z, unweighted * part.score, activation, inputs.forward.w13_layout)
         of_z = of_z.to(dtype).float()
         part.add(
             result,
             (of_z @ part.w13).to(dtype).float(),
             of_z.T @ part.x,
             part.incoming.T @ (part.score * between).to(dtype).float(),
-            (unweighted * between).sum(dim=1),
+            (unweighted * between).sum(dim=1) + part.of_score_by_bias,
+            of_z.sum(dim=0),
+            (part.score * part.incoming).sum(dim=0),
         )
     return packed([each.to(dtype) for each in result])
 
@@ -125,13 +141,32 @@ class _Part:
     """(slots, 1)."""
     w13: Tensor
     w2: Tensor
+    w13_bias: Tensor | None
+    w2_bias: Tensor | None
 
-    def add(self, to: list[Tensor], of_x: Tensor, of_w13: Tensor, of_w2: Tensor, of_score: Tensor) -> None:
-        """To the four gradients."""
+    @property
+    def of_score_by_bias(self) -> Tensor | float:
+        """What w2's bias gives to the gradients of the routing weights."""
+        return 0.0 if self.w2_bias is None else self.incoming @ self.w2_bias
+
+    def add(
+        self,
+        to: list[Tensor],
+        of_x: Tensor,
+        of_w13: Tensor,
+        of_w2: Tensor,
+        of_score: Tensor,
+        of_w13_bias: Tensor,
+        of_w2_bias: Tensor,
+    ) -> None:
+        """To the gradients; to those of the biases where there are any."""
         to[0].index_add_(0, self.token, of_x)
         to[1][self.expert] += of_w13
         to[2][self.expert] += of_w2
         to[3][self.token, self.choice] = of_score
+        if self.w13_bias is not None:
+            to[4][self.expert] += of_w13_bias
+            to[5][self.expert] += of_w2_bias
 
 
 def _weighted_before(g: Tensor, down: Tensor, unit: float) -> Tensor:
@@ -143,6 +178,7 @@ def _weighted_before(g: Tensor, down: Tensor, unit: float) -> Tensor:
 
 def _parts(inputs: MoeGradientInputs, exact: torch.dtype) -> Iterator[_Part]:
     hidden_states, w13, w2, weights, ids = inputs.forward.tensors
+    biases = inputs.forward.biases
     rows = max(1, _CHUNK_ENTRIES[hidden_states.device.type] // w13.shape[1])
     chosen: list[int] = torch.unique(ids).tolist()
     blocks = []
@@ -164,30 +200,32 @@ def _parts(inputs: MoeGradientInputs, exact: torch.dtype) -> Iterator[_Part]:
             weights[token, choice, None].to(exact),
             w13[expert].to(exact),
             w2[expert].to(exact),
+            *((None, None) if biases is None else (bias[expert].to(exact) for bias in biases)),
         )
 
     return map(part, blocks)
 
 
-def _through(z: Tensor, grad: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+def _through(z: Tensor, grad: Tensor, activation: str, layout: str) -> tuple[Tensor, Tensor]:
     """The activated values, and the gradient of z from theirs."""
     with torch.enable_grad():
         leaf = z.detach().requires_grad_()
-        between = activate(leaf, activation)
+        between = activate(leaf, activation, layout)
         (of_z,) = torch.autograd.grad(between, leaf, grad)
     return between.detach(), of_z
 
 
-def _shifts(z: Tensor, off: Tensor, activation: str) -> list[Tensor]:
+def _shifts(off: Tensor, activation: str, layout: str) -> list[Tensor]:
     """z moved by as much as it may be off: gate and up one at a time."""
     if activation.endswith("_no_mul"):
         return [off]
-    gate, up = off.chunk(2, dim=1)
-    return [torch.cat((gate, torch.zeros_like(up)), dim=1), torch.cat((torch.zeros_like(gate), up), dim=1)]
+    column = torch.arange(off.shape[1], dtype=torch.int64, device=off.device)
+    of_gates = column % 2 == 0 if layout == "interleaved" else column < off.shape[1] // 2
+    return [torch.where(of_gates, off, 0.0), torch.where(of_gates, 0.0, off)]
 
 
 def _zeros(inputs: MoeGradientInputs) -> list[Tensor]:
     return [
         torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.device)
-        for tensor in inputs.forward.tensors[:4]
+        for tensor in differentiated(inputs.forward)
     ]

@@ -6,6 +6,7 @@ import math
 import statistics
 from dataclasses import dataclass
 
+from cudadent42.model.implementations import are_forms_of_one
 from cudadent42.model.records import Comparison, Results
 
 
@@ -71,20 +72,24 @@ def _mean(values: list[float]) -> float:
 
 
 def rivals(results: Results) -> Rivals | None:
-    """None where the baseline is the only other implementation, so that its speed-ups say the same."""
-    if not results.cases or not results.others:
+    """The candidate's own variants are no rivals of it, unless one is the baseline.
+
+    None where the baseline is the only rival, so that its speed-ups say the same.
+    """
+    others = [each for each in results.others if not are_forms_of_one(each.implementation, results.candidate)]
+    if not results.cases or not others:
         return None
-    cells = tuple(_rival(own, results) for own in results.cases)
+    cells = tuple(_rival(own, results.baseline, others) for own in results.cases)
     if any(rival.ratio <= 0 for rival in cells):
         return None
     geomean = statistics.geometric_mean(rival.ratio for rival in cells)
     return Rivals(geomean, min(cells, key=lambda rival: rival.ratio), cells)
 
 
-def _rival(own: Comparison, results: Results) -> Rival:
-    latencies = [(own.baseline_latency_ms, results.baseline)]
+def _rival(own: Comparison, baseline: str, others: list[Comparison]) -> Rival:
+    latencies = [(own.baseline_latency_ms, baseline)]
     latencies += [
-        (other.latency_ms, other.implementation) for other in results.others if other.case_id == own.case_id
+        (other.latency_ms, other.implementation) for other in others if other.case_id == own.case_id
     ]
     latency_ms, name = min(latencies)
     return Rival(own.case_id, name, latency_ms / own.latency_ms)

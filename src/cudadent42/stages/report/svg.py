@@ -129,8 +129,7 @@ def panel(fig: Figure, left: float, top: float, width: float, height: float) -> 
         height / full_height,
     )
     axes = fig.add_axes(box)
-    axes.set_frame_on(False)
-    axes.tick_params(length=0, which="both", labelbottom=False, labelleft=False)
+    axes.set_axis_off()  # nothing of it would be seen, and it would be drawn all the same
     return axes
 
 

@@ -14,6 +14,7 @@ from cudadent42.plan import Choices, RunOptions
 from cudadent42.runs.run_folder import load_run
 from cudadent42.scaffold import Kind, create
 from cudadent42.stages import gates
+from flashmoe_science.jit.host import InstructionSet
 
 
 class Listener:
@@ -117,6 +118,10 @@ def test_a_variant_of_two_versions(tmp_path: Path) -> None:
     run = load_run(outcome.folder)
     assert run.build is not None
     assert {built.recipe.architecture.partition(":")[2] for built in run.build.kernels} == {"portable"}
+    quickly = "-O1" in InstructionSet.PORTABLE.flags
+    assert all(("-O1" in built.recipe.flags) == quickly for built in run.build.kernels), (
+        "compiled anew in each run"
+    )
     assert {version.entry for version in run.plan.versions.values()} == {"cudadent42[portable]"}
 
 

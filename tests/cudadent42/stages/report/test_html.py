@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -97,8 +98,12 @@ class Page(HTMLParser):
         return next(row for row in self.tables[table] if row and row[0] == first)
 
 
-def parse(run: RunFolder) -> Page:
-    return read(html.render(View(run)))
+def parse(run: RunFolder, *sections: str) -> Page:
+    """The run's page; where sections are named, with these alone: to draw the pictures of all takes half a second."""
+    shown = [each for each in html.SECTIONS if each.name in sections or not sections]
+    assert len(shown) == len(sections) or not sections
+    with patch.object(html, "SECTIONS", shown):
+        return read(html.render(View(run)))
 
 
 def read(text: str) -> Page:
@@ -177,7 +182,9 @@ def test_states_verdict_noise_floor_verification_machine_and_command(
 
 
 def test_names_are_shown_as_they_are_spelt_and_never_become_markup(make) -> None:  # type: ignore[no-untyped-def]
-    run = make(names=HOSTILE, implementations=("pytorch", "/somewhere/else/my<b>.py:attention"))
+    run = make(
+        names=HOSTILE, dtypes=("fp16",), implementations=("pytorch", "/somewhere/else/my<b>.py:attention")
+    )
     page = parse(run)
     assert page.tags["script"] == page.tags["img"] == 0
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
@@ -201,7 +208,7 @@ def test_failed_verification_comes_first_and_names_the_case(small: RunFolder) ->
         cases=tuple(c for c in small.results.cases if f"{c.name}/{c.dtype}" != bad.case),
         skipped={f"{bad.case}/cudadent42": "failed verification: max error"},
     )
-    page = parse(replace(small, verify=VerifyReport(checks), results=results))
+    page = parse(replace(small, verify=VerifyReport(checks), results=results), "cases", "verify")
     assert page.headings[0] == ("h1", "Verification failed: cudadent42 on 1 case")
     assert "large/fp16, cudadent42, random input: error is 7.00 times its bound" in page.words
     assert page.row("checks", "large/fp16")[3] == "failed"
@@ -214,21 +221,22 @@ def test_failed_verification_comes_first_and_names_the_case(small: RunFolder) ->
 def test_outputs_of_timed_calls_are_counted_apart(small: RunFolder) -> None:
     assert small.verify is not None
     again = tuple(replace(check, input="after timing") for check in small.verify.cases[:3])
-    page = parse(replace(small, verify=VerifyReport((*small.verify.cases, *again))))
+    page = parse(replace(small, verify=VerifyReport((*small.verify.cases, *again))), "verify")
     assert "3 on random inputs, 7 on adversarial ones, 3 on outputs of timed calls." in page.words
 
 
 def test_baseline_checks_do_not_pad_the_count(small: RunFolder) -> None:
     assert small.verify is not None
     baseline = tuple(replace(check, implementation="pytorch") for check in small.verify.cases)
-    page = parse(replace(small, verify=VerifyReport((*baseline, *small.verify.cases))))
+    page = parse(replace(small, verify=VerifyReport((*baseline, *small.verify.cases))), "verify")
     assert "10 of 10 checks passed" in page.words
 
 
 @pytest.mark.parametrize("status", list(RunStatus))
 def test_unfinished_run_says_what_is_missing(small: RunFolder, status: RunStatus) -> None:
     manifest = replace(small.manifest, status=status, ended=None, error="the disk is full")
-    page = parse(replace(small, manifest=manifest, results=None, samples=small.samples[:160]))
+    run = replace(small, manifest=manifest, results=None, samples=small.samples[:160])
+    page = parse(run, "cases", "samples")
     assert page.headings[0][1].startswith("No result")
     assert "Missing: comparison." in page.words
     assert "Kept: 160 samples of 3 of 3 cases; 0 compared." in page.words
@@ -246,7 +254,7 @@ def test_run_that_only_has_a_manifest(small: RunFolder) -> None:
 
 
 def test_unverified_results_are_called_so(small: RunFolder) -> None:
-    assert "These results were not verified" in parse(replace(small, verify=None)).words
+    assert "These results were not verified" in parse(replace(small, verify=None), "verify").words
 
 
 def test_not_a_number_is_shown_as_absent(small: RunFolder) -> None:
@@ -282,7 +290,7 @@ def test_one_case_is_spoken_of_as_one(make) -> None:  # type: ignore[no-untyped-
 
 def test_all_implementations_stand_in_one_matrix(make) -> None:  # type: ignore[no-untyped-def]
     run = make(implementations=("pytorch", "cudadent42", "flash_attn", "flashinfer"))
-    page = parse(run)
+    page = parse(run, "others")
     head, *rows, means, ratios = page.tables["others"]
     assert head == ["Case", "cudadent42", "flash_attn", "flashinfer"]
     assert [row[0] for row in rows] == [case.id for case in run.plan.cases]
@@ -297,7 +305,7 @@ def test_all_implementations_stand_in_one_matrix(make) -> None:  # type: ignore[
 
 def test_a_rival_that_was_not_timed_everywhere_says_so(make) -> None:  # type: ignore[no-untyped-def]
     run = make(implementations=("pytorch", "cudadent42", "flash_attn"), dtypes=("bf16",))
-    page = parse(replace(run, results=replace(run.results, others=run.results.others[:5])))
+    page = parse(replace(run, results=replace(run.results, others=run.results.others[:5])), "others")
     *_, last, means, _ = page.tables["others"]
     assert last[2] == "not timed"
     assert means[2].endswith("5 of 12 cases")
@@ -312,7 +320,7 @@ def test_the_list_of_contents_leads_to_every_section(page: Page) -> None:
 
 
 def test_gpu_run_shows_resources(make) -> None:  # type: ignore[no-untyped-def]
-    page = parse(make(device="cuda:0"))
+    page = parse(make(device="cuda:0", names=("tiny",)))
     kernel = page.tables["kernels"][1]
     assert kernel[0] == "attention_forward[dtype=fp16, head_dim=64]"
     assert kernel[5:] == ["168", "0 B", "165 kB", "384", "1", "19 %"]
@@ -322,7 +330,7 @@ def test_gpu_run_shows_resources(make) -> None:  # type: ignore[no-untyped-def]
 def test_skipped_implementations_are_grouped_by_reason(small: RunFolder) -> None:
     assert small.results is not None
     skipped = {f"{case.id}/flash_attn": "flash_attn is not installed" for case in small.plan.cases}
-    words = parse(replace(small, results=replace(small.results, skipped=skipped))).words
+    words = parse(replace(small, results=replace(small.results, skipped=skipped)), "not").words
     assert "flash_attn is not installed: tiny/fp16/flash_attn and 2 more" in words
 
 
@@ -353,25 +361,27 @@ def test_baseline_alone_is_not_a_failure(small: RunFolder) -> None:
 def test_nothing_timed_says_so(small: RunFolder) -> None:
     assert small.results is not None
     skipped = {case.id: "failed verification on large_logits/fp16: nan" for case in small.plan.cases}
-    page = parse(replace(small, results=replace(small.results, cases=(), skipped=skipped), samples=()))
+    run = replace(small, results=replace(small.results, cases=(), skipped=skipped), samples=())
+    page = parse(run, "cases")
     assert page.headings[0][1] == "No result: no case was timed"
 
 
 def test_a_noisy_machine_is_called_so(small: RunFolder) -> None:
     assert small.results is not None
     noisy = replace(small.results, noise_floor=0.31)
-    assert "the baseline against itself is off by up to 31 %" in parse(replace(small, results=noisy)).words
-    assert "is off by up to" not in parse(small).words
+    words = parse(replace(small, results=noisy), "control").words
+    assert "the baseline against itself is off by up to 31 %" in words
+    assert "is off by up to" not in parse(small, "control").words
 
 
 def test_disturbed_blocks_get_a_column(small: RunFolder) -> None:
     assert small.results is not None
     first, *rest = small.results.cases
     results = replace(small.results, cases=(replace(first, flagged_blocks=3), *rest))
-    page = parse(replace(small, results=results))
+    page = parse(replace(small, results=results), "cases")
     assert page.row("cases", "tiny")[-1] == "3 of 25"
     assert "3 of 75 paired blocks saw a disturbance" in page.words
-    assert "Flagged" not in parse(small).words
+    assert "Flagged" not in parse(small, "cases").words
 
 
 def test_samples_on_any_scale_are_drawn(small: RunFolder) -> None:
@@ -379,7 +389,7 @@ def test_samples_on_any_scale_are_drawn(small: RunFolder) -> None:
     samples = tuple(
         replace(s, latency_ms=s.latency_ms * (1000 if s.block == 7 else 1)) for s in small.samples
     )
-    words = parse(replace(small, samples=samples)).words
+    words = parse(replace(small, samples=samples), "samples").words
     assert "1000×" in words
 
 
@@ -387,13 +397,13 @@ def test_control_far_from_one_is_drawn(small: RunFolder) -> None:
     """The interval of a control on a busy machine may reach three decades."""
     assert small.results is not None
     control = tuple(replace(c, speedup=0.4, ci_low=0.001, ci_high=21.0) for c in small.results.control)
-    page = parse(replace(small, results=replace(small.results, control=control, noise_floor=1.6)))
+    page = parse(replace(small, results=replace(small.results, control=control, noise_floor=1.6)), "control")
     assert any("control-wide" in name for name in page.values("aria-labelledby"))
 
 
 def test_empty_checks_report(small: RunFolder) -> None:
     empty = VerifiedCase("empty/fp16", "cudadent42", "empty", None, None, None, True, "zeros")
-    page = parse(replace(small, verify=VerifyReport((empty,))))
+    page = parse(replace(small, verify=VerifyReport((empty,))), "verify")
     assert "1 of 1 check passed: 0 on random inputs, 1 on adversarial ones." in page.words
 
 

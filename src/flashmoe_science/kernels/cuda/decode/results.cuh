@@ -18,8 +18,8 @@ namespace {
 using Quad = QuadOf<kDimGroups>;
 
 // Partial results that a lane loads at a time, of so many quads; more take more registers.
-constexpr int kTogether = VALUE_DIM <= 64 || VALUE_DIM > 128 ? 8 : 16;
-constexpr int kQuadsTogether = ROW_TILES == 2 && kQuads % (2 * WARPS) == 0 ? 2 : 1;
+constexpr int kTogether = VALUE_DIM <= 64 || VALUE_DIM > 128 || (ROW_TILES > 2 && !LATE_VALUES) ? 8 : 16;
+constexpr int kQuadsTogether = ROW_TILES == 2 && PAGES < 2 && kQuads % (2 * WARPS) == 0 ? 2 : 1;
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kNaturalLogOf2 = 0.6931471805599453f;
 
@@ -101,6 +101,12 @@ __device__ __forceinline__ bool last_to_arrive(const Parameters& p, int counter,
     return before == static_cast<uint32>(all - 1);
 }
 
+#if ROW_TILES > 2 && !LATE_VALUES
+#define MEET_INLINE __noinline__  // inlined, it takes registers from what is on the way
+#else
+#define MEET_INLINE __forceinline__
+#endif
+
 // Where the pieces of a set lie. What is shared by all is read once: each look at it would wait for the one before.
 struct Pieces {
     const char* origin;
@@ -173,7 +179,7 @@ __device__ __forceinline__ void combine_pieces(const Pieces& pieces, int rows, i
 // All lanes of a warp, after it has left its quads of a piece. Pieces meet in groups, and where there is more than one, the
 // results of groups meet, each in the slot of its group's first piece. A counter is that of the first block of those that
 // share a group, or a set: as the block ends within it, it is the counter of no other.
-__device__ __forceinline__ void meet(const Parameters& p, const Segment& segment, const Meeting& meeting, int warp, int lane) {
+__device__ MEET_INLINE void meet(const Parameters& p, const Segment& segment, const Meeting& meeting, int warp, int lane) {
     if (!meeting.complete) return;
     __syncwarp();
     if (meeting.group_blocks > 1 && !last_to_arrive(p, meeting.group_first_block, meeting.group_blocks, warp, lane)) return;

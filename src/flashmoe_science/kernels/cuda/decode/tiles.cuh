@@ -60,9 +60,9 @@ public:
     }
 };
 
-// Past L1, which keys and values that are read once only fill. With more rows it was not faster.
+// Past L1, which keys and values that are read once only fill. With more rows, or heads of 64, it was not faster.
 __device__ __forceinline__ Chunk load_passing(const char* address) {
-    return ROW_TILES > 1 ? load_global(address) : load_past_l1(address);
+    return ROW_TILES > 1 || HEAD_DIM <= 64 ? load_global(address) : load_past_l1(address);
 }
 
 // Eight elements.
