@@ -18,7 +18,7 @@ namespace {
 using Quad = QuadOf<kDimGroups>;
 
 // Partial results that a lane loads at a time, of so many quads; more take more registers.
-constexpr int kTogether = VALUE_DIM <= 64 || VALUE_DIM > 128 || (ROW_TILES > 2 && !LATE_VALUES) ? 8 : 16;
+constexpr int kTogether = VALUE_DIM <= 64 || VALUE_DIM > 128 || (ROW_TILES > 2 && WARPS < 8) ? 8 : 16;
 constexpr int kQuadsTogether = ROW_TILES == 2 && PAGES < 2 && kQuads % (2 * WARPS) == 0 ? 2 : 1;
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kNaturalLogOf2 = 0.6931471805599453f;
@@ -101,7 +101,7 @@ __device__ __forceinline__ bool last_to_arrive(const Parameters& p, int counter,
     return before == static_cast<uint32>(all - 1);
 }
 
-#if ROW_TILES > 2 && !LATE_VALUES
+#if ROW_TILES > 2 && WARPS < 8
 #define MEET_INLINE __noinline__  // inlined, it takes registers from what is on the way
 #else
 #define MEET_INLINE __forceinline__
