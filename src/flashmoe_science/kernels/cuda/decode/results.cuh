@@ -107,7 +107,7 @@ __device__ __forceinline__ bool last_to_arrive(const Parameters& p, int counter,
 #define MEET_INLINE __forceinline__
 #endif
 
-// Where the pieces of a set lie. What is shared by all is read once: each look at it would wait for the one before.
+// Where the pieces of a set lie, as `slot_of_piece` says. What is shared by all is read once: each look at it would wait for the one before.
 struct Pieces {
     const char* origin;
     uint32 stride, extra;  // the first of the set lies so much further
