@@ -114,10 +114,10 @@ struct Pieces {
 
     __device__ __forceinline__ Pieces(const Parameters& p, const Meeting& meeting) {
         constexpr uint32 kSlot = kQuads * sizeof(Partial);
-        const bool split = p.split_tiles > 0;
-        origin = reinterpret_cast<const char*>(&partial_at(p, split ? meeting.first_unit : 2 * meeting.first_block, 0));
-        stride = (split ? 1 : 2 * meeting.step) * kSlot;
-        extra = split ? 0 : kSlot;
+        const int second = slot_of_piece(p, meeting, 1), step = slot_of_piece(p, meeting, 2) - second;
+        origin = reinterpret_cast<const char*>(&partial_at(p, second - step, 0));
+        stride = step * kSlot;
+        extra = (slot_of_piece(p, meeting, 0) - (second - step)) * kSlot;
     }
     __device__ __forceinline__ const Partial& at(int i, int index) const {
         return reinterpret_cast<const Partial*>(origin + offset_of(i, stride) + (i == 0 ? extra : 0))[index];
