@@ -9,8 +9,11 @@
 // the values, the other dP, dS and the gradient of the keys. Each holds one accumulator, so it can own twice the keys; P
 // goes from one to the other, in float32, through shared memory.
 //
+// QUERIES 1: the gradient of queries, too, so that there is no pass over queries (backward/query_sums.cuh). Query rows are
+// visited from the last on: blocks of one head, of which the first has the most rows, then add to the same ones in order.
+//
 // Macros: those of attention_backward_query.cu, of which CHUNK counts query rows and REGISTER_STEPS slices of keys and values;
-// ROLES, and STAGES (of query rows).
+// ROLES, STAGES (of query rows) and QUERIES.
 #include "ablation.cuh"
 #include "backward/parameters.cuh"
 #include "backward/products.cuh"
@@ -25,6 +28,9 @@
 #include "softmax.cuh"
 #include "swizzle.cuh"
 #include "types.cuh"
+#if QUERIES
+#include "backward/query_sums.cuh"
+#endif
 
 constexpr int kThreads = WARPS * 32;
 constexpr int kGroups = WARPS / ROLES;  // of warps that own the same keys
@@ -50,30 +56,63 @@ static_assert(ROLES * kGroups == WARPS && BLOCK_N == kWarpKeys * kGroups, "keys 
 static_assert(ROLES == 1 || kGroups * kChunks * kParts < 16, "a named barrier for each group, chunk and part");
 static_assert(MMA_K == 16 || !ELEMENT_BF16, "bfloat16 needs m16n8k16");
 
+#if QUERIES
+constexpr int kTurnThread = (ROLES - 1) * kGroups * 32;  // of a warp that others do not wait for at once
+constexpr int kTurnLag = 2;  // steps after which a turn is passed: most of what was added has arrived
+#endif
+
 using Scores = float[kRowTiles][kChunkTiles][4];
 using Gradient = float[kRowTiles][kOutTiles][4];
 
-// Keys that a warp owns.
-struct Keys : WorkItem {
-    int batch, kv_head, group, role, first_key, warp_key;
+// Keys that a warp owns. The block's are divided out once and kept in shared memory, at `kept`: what is read again where it
+// is needed is not held in registers in the main loop.
+struct Keys {
+    int lane, group, role, batch, kv_head, block, first_key, warp_key;
 
-    __device__ __forceinline__ explicit Keys(const BackwardParameters& p) : WorkItem(p) {
-        const int kv_heads = p.num_heads / p.heads_per_kv_head;
-        batch = slice / kv_heads;
-        kv_head = slice % kv_heads;
-        group = warp % kGroups;
-        role = warp / kGroups;  // ROLES 2: 0 makes the gradient of values, 1 that of keys
+    __device__ __forceinline__ explicit Keys(uint32 kept) {
+        const Chunk item = load_shared(kept);
+        const int thread = thread_index();
+        lane = thread % 32;
+        group = thread / 32 % kGroups;
+        role = thread / 32 / kGroups;  // ROLES 2: 0 makes the gradient of values, 1 that of keys
+        batch = item.x;
+        kv_head = item.y;
+        block = item.z;
         first_key = block * BLOCK_N;
         warp_key = first_key + group * kWarpKeys;
+    }
+
+    static __device__ __forceinline__ void keep(uint32 kept, const BackwardParameters& p) {
+        if (thread_index() == 0) {
+            const WorkItem item(p);
+            const int kv_heads = p.num_heads / p.heads_per_kv_head;
+            store_shared(kept, Chunk{static_cast<uint32>(item.slice / kv_heads), static_cast<uint32>(item.slice % kv_heads),
+                                     static_cast<uint32>(item.block), 0});
+        }
+        __syncthreads();
+    }
+};
+
+// The block's steps: blocks of query rows in [first, end), head by head of the group; with QUERIES from the last on.
+struct Walk {
+    int head, row_block;
+
+    __device__ __forceinline__ Walk(int first, int end) : head(0), row_block(QUERIES ? end - 1 : first) {}
+
+    __device__ __forceinline__ void advance(int first, int end) {
+        const bool done = row_block == (QUERIES ? first : end - 1);
+        row_block = done ? (QUERIES ? end - 1 : first) : row_block + (QUERIES ? -1 : 1);
+        head += done;
     }
 };
 
 // What stands for keys that a row must not see becomes `value`. `row`: first of the chunk. Returns whether something hidden is
 // not finite: then the row may not be, and must not reach the key as 0 x NaN.
-__device__ __forceinline__ bool hide(Scores& scores, float value, int row, const BackwardParameters& p) {
-    const Keys own(p);
+__device__ __forceinline__ bool hide(Scores& scores, float value, int row, uint32 kept, const BackwardParameters& p) {
+    const Keys own(kept);
     // Elements to the left of this, for the lane's first key, are hidden.
     const int first_visible = own.warp_key + own.lane / 4 - p.causal_offset - row - 2 * (own.lane % 4);
+    const int keys = p.seqlen_k - own.warp_key - own.lane / 4;  // past them weights are hidden, too, from the sums of queries
     bool not_finite = false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
@@ -81,7 +120,8 @@ __device__ __forceinline__ bool hide(Scores& scores, float value, int row, const
         for (int n = 0; n < kChunkTiles; ++n) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                if (n * 8 + i % 2 < first_visible + m * 16 + i / 2 * 8) {
+                const int key = m * 16 + i / 2 * 8;
+                if (n * 8 + i % 2 < first_visible + key || (QUERIES && key >= keys)) {
                     not_finite |= !(fabsf(scores[m][n][i]) < POSITIVE_INFINITY);
                     scores[m][n][i] = value;
                 }
@@ -127,11 +167,21 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
     const uint32 value_tile = key_tile + kKeyBytes;
     const uint32 query_tiles = value_tile + kKeyBytes;
     const uint32 gradient_tiles = query_tiles + STAGES * kBufferBytes;
+#if QUERIES
+    const uint32 weight_gradients = gradient_tiles + STAGES * kBufferBytes;  // of two steps
+    const uint32 lse_stages = weight_gradients + 2 * kWeightGradientBytes;
+#else
     const uint32 lse_stages = gradient_tiles + STAGES * kBufferBytes;
+#endif
     const uint32 delta_stages = lse_stages + STAGES * kStatisticsBytes;
     const uint32 exchanges = delta_stages + STAGES * kStatisticsBytes;  // ROLES 2
+    const uint32 kept = exchanges + (ROLES == 2 ? kGroups * kChunks * kExchangeBytes : 0);
+#if QUERIES
+    const uint32 noted_steps = kept + kChunkBytes;
+#endif
 
-    const Keys own(p);
+    Keys::keep(kept, p);
+    const Keys own(kept);
     const int lane = own.lane;
     const int role = own.role;
 
@@ -143,12 +193,12 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
     const int blocks = row_blocks - first_block;
     const int steps = blocks * p.heads_per_kv_head;
 
-    const auto copy_rows = [&](int step) {
+    const auto copy_rows = [&](int step, const Walk& at) {
         if (NO_LOADS && step >= STAGES) return;
-        const Keys own(p);
+        const Keys own(kept);
         const TileCopy<HEAD_DIM, kThreads> copier(p.head_dim);
-        const int head = own.kv_head * p.heads_per_kv_head + step / blocks;
-        const int row = (first_block + step % blocks) * BLOCK_M;
+        const int head = own.kv_head * p.heads_per_kv_head + at.head;
+        const int row = at.row_block * BLOCK_M;
         const int stage = step % STAGES;
         copier.copy<BLOCK_M>(query_tiles + stage * kBufferBytes,
                              p.query + own.batch * p.query_batch + head * p.query_head + row * p.query_row, p.query_row,
@@ -185,10 +235,13 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                              p.value + own.batch * p.value_batch + own.kv_head * p.value_head +
                                  own.first_key * p.value_row,
                              p.value_row, keys);
+        Walk at(first_block, row_blocks);
+        Walk ahead = at;
 #pragma unroll
         for (int s = 0; s < STAGES - 1; ++s) {
-            if (s < steps) copy_rows(s);
+            if (s < steps) copy_rows(s, ahead);
             copy_commit();
+            ahead.advance(first_block, row_blocks);
         }
         const uint32 along = lane_along<HEAD_DIM>(lane);
         const uint32 across = lane_across<HEAD_DIM>(lane);
@@ -211,8 +264,21 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
 #pragma unroll 1
             for (int c = 0; c < kChunks; ++c) {
                 const int chunk_row = row + c * CHUNK;
+#if QUERIES
+                const uint32 step_gradients = weight_gradients + step % 2 * kWeightGradientBytes;
+                const int group_key = thread_index() / 32 % kGroups * kWarpKeys;
+#endif
                 // Rows that see none of this warp's keys.
-                if (!RACECHECK && masked.value && chunk_row + CHUNK <= Keys(p).warp_key - p.causal_offset) continue;
+                if (!RACECHECK && masked.value && chunk_row + CHUNK <= Keys(kept).warp_key - p.causal_offset) {
+#if QUERIES
+                    Scores none;
+                    clear(none);
+                    if (role == ROLES - 1) {
+                        store_weight_gradients(none, 0, kChunkTiles, step_gradients, group_key, c * kChunkTiles);
+                    }
+#endif
+                    continue;
+                }
                 const uint32 rows = c * CHUNK * T::kRowBytes;
                 const uint32 columns = stage * kStatisticsBytes + c * CHUNK * 4 + lane % 4 * 8;
                 Scores scores;
@@ -221,7 +287,7 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                 multiply<masked.value>(scores, left, queries + rows + along, zero, nothing);
                 bool guard_values = false;
                 bool guard_keys = false;
-                if (masked.value && !NO_MASK) guard_keys = hide(scores, hidden_score(p), chunk_row, p);
+                if (masked.value && !NO_MASK) guard_keys = hide(scores, hidden_score(p), chunk_row, kept, p);
                 // Exponentials are taken while gradients are multiplied.
                 multiply<masked.value>(
                     dp, left_other, gradients + rows + along,
@@ -231,7 +297,7 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                             to_weights(scores[m][n], n, lse_stages + columns, p.scale_log2);
                         });
                     });
-                if (masked.value && !NO_MASK) guard_values = hide(dp, 0.0f, chunk_row, p);
+                if (masked.value && !NO_MASK) guard_values = hide(dp, 0.0f, chunk_row, kept, p);
 #pragma unroll
                 for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -240,6 +306,9 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                         for (int i = 0; i < 4; ++i) dp[m][n][i] *= scores[m][n][i];
                     }
                 }
+#if QUERIES
+                store_weight_gradients(dp, 0, kChunkTiles, step_gradients, group_key, c * kChunkTiles);
+#endif
                 accumulate_groups<HEAD_DIM>(out, scores, 0, CHUNK / 16, gradients + rows + across, guard_values);
                 accumulate_groups<HEAD_DIM>(other, dp, 0, CHUNK / 16, queries + rows + across, guard_keys);
 #else
@@ -259,7 +328,7 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                     nothing);
                 // Each tells the other whether the rows that it reads, and the other adds up, may not be finite.
                 if (masked.value && !NO_MASK) {
-                    const bool guard = hide(scores, role == 0 ? hidden_score(p) : 0.0f, chunk_row, p);
+                    const bool guard = hide(scores, role == 0 ? hidden_score(p) : 0.0f, chunk_row, kept, p);
                     store_shared(exchange + kWeightBytes + role * 4, static_cast<uint32>(guard));
                 }
                 if (role == 0) {
@@ -293,6 +362,10 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                                 for (int i = 0; i < 4; ++i) scores[m][n][i] *= weight[i];
                             }
                         }
+#if QUERIES
+                        store_weight_gradients(scores, part * kPartTiles, (part + 1) * kPartTiles, step_gradients, group_key,
+                                               c * kChunkTiles);
+#endif
                         accumulate_groups<HEAD_DIM>(out, scores, part * kPartTiles / 2, (part + 1) * kPartTiles / 2,
                                                     queries + rows + across, guarded);
                     }
@@ -301,25 +374,102 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
             }
         };
 
-        int block = first_block;
+        const auto is_masked = [&](int row) {
+            return row + p.causal_offset < last_key || (QUERIES && last_key + 1 < Keys(kept).first_key + BLOCK_N);
+        };
+#if QUERIES
+        const auto add_queries = [&](int step) {
+            const Chunk noted = load_shared(noted_steps + step % 4 * kChunkBytes);
+            const int row_block = noted.z;
+            const uint32 tile = weight_gradients + step % 2 * kWeightGradientBytes;
+            const bool guarded = !NO_MASK && is_masked(row_block * BLOCK_M) && load_shared(kept).w != 0;
+            const uint32* turn = p.turns + noted.x;
+            const uint32 seen = thread_index() % 32 == 0 ? look_at_turn(turn) : 0;  // long before it is needed
+            QueryShare share;
+            if (guarded) {
+                share.multiply<true>(tile, key_tile);
+            } else {
+                share.multiply<false>(tile, key_tile);
+            }
+            share.add(p, turn, seen, noted.y, row_block, Keys(kept).block);
+        };
+        // By one thread. A step is noted when its weights are made, and its turn passed when all warps have met since they added.
+        const auto note_step = [&](int step) {
+            const Keys own(kept);
+            const int slice = own.batch * p.num_heads + own.kv_head * p.heads_per_kv_head + at.head;
+            store_shared(noted_steps + step % 4 * kChunkBytes,
+                         Chunk{turn_of(p, slice, at.row_block), static_cast<uint32>(slice), static_cast<uint32>(at.row_block), 0});
+        };
+        const auto pass_noted = [&](int step) {
+            pass_turn(p.turns + load_shared(noted_steps + step % 4 * kChunkBytes).x, Keys(kept).block + 1);
+        };
+        if (!NO_MASK && is_masked(first_block * BLOCK_M)) {
+            copy_wait<STAGES - 2>();
+            __syncthreads();
+            if (has_not_finite<kThreads, BLOCK_N>(key_tile)) store_shared(kept + 12, 1u);
+        }
+#endif
         for (int step = 0; step < steps; ++step) {
             copy_wait<STAGES - 2>();
             __syncthreads();
-            if (step + STAGES - 1 < steps) copy_rows(step + STAGES - 1);
-            copy_commit();
-            const int row = block * BLOCK_M;
-            if (row + p.causal_offset < last_key) {
-                multiply_step(step, row, Flag<true>{});
-            } else {
-                multiply_step(step, row, Flag<false>{});
+#if QUERIES
+            if (thread_index() == kTurnThread) {
+                if (step >= kTurnLag) pass_noted(step - kTurnLag);
+                note_step(step);
             }
-            block = block + 1 == row_blocks ? first_block : block + 1;
+#endif
+            if (step + STAGES - 1 < steps) {
+                Walk ahead = at;
+                for (int s = 0; s < STAGES - 1; ++s) ahead.advance(first_block, row_blocks);
+                copy_rows(step + STAGES - 1, ahead);
+            }
+            copy_commit();
+            const auto multiply_rows = [&] {
+                const int row = at.row_block * BLOCK_M;
+                if (is_masked(row)) {
+                    multiply_step(step, row, Flag<true>{});
+                } else {
+                    multiply_step(step, row, Flag<false>{});
+                }
+            };
+#if QUERIES && ROLES == 1
+            if (step > 0) add_queries(step - 1);
+            multiply_rows();
+#elif QUERIES
+            // The warp that waits for weights makes its share meanwhile, the other one while those are used.
+#pragma unroll 1
+            for (int part = 0; part < 2; ++part) {
+                if (part != role) {
+                    if (step > 0) add_queries(step - 1);
+                } else {
+                    multiply_rows();
+                }
+            }
+#else
+            multiply_rows();
+#endif
+            at.advance(first_block, row_blocks);
+        }
+#if QUERIES
+        __syncthreads();
+        add_queries(steps - 1);
+        __syncthreads();
+        if (thread_index() == kTurnThread) {
+            for (int step = max(0, steps - kTurnLag); step < steps; ++step) pass_noted(step);
+        }
+#endif
+    }
+#if QUERIES
+    if (own.block == 0) {
+        for (int head = 0; head < p.heads_per_kv_head; ++head) {
+            write_rows_without_keys<kThreads>(p, own.batch, own.kv_head * p.heads_per_kv_head + head, first_block * BLOCK_M);
         }
     }
+#endif
     copy_wait<0>();
 
     // A tile of which no other warp reads these rows holds them on their way out.
-    const Keys done(p);
+    const Keys done(kept);
     const uint32 stage = key_tile + done.role * kKeyBytes + done.group * kWarpKeys * T::kRowBytes;
     const int keys = p.seqlen_k - done.warp_key;
     const auto write_values = [&](const Gradient& sums, uint32 stage) {

@@ -12,6 +12,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_backward_statistics(const __grid_constant__ BackwardParameters p) {
+    if (p.turns != nullptr && threadIdx.x == 0) p.turns[blockIdx.x] = 0;  // THREADS / 4 rows: those of a counter
     const int slice = blockIdx.x / p.blocks_per_slice;
     const int row = blockIdx.x % p.blocks_per_slice * (THREADS / 4) + threadIdx.x / 4;
     const int batch = slice / p.num_heads;

@@ -1,12 +1,13 @@
 """The portable kernels of attention backward: configurations and launches.
 
-Two launches, `kernels/cuda/attention_backward_query.cu` and `attention_backward_key_value.cu`; where the query needs no
-gradient, `attention_backward_statistics.cu` takes the place of the first.
+Two launches, `kernels/cuda/attention_backward_query.cu` and `attention_backward_key_value.cu`. Where the latter makes
+the gradient of the query, too, or none is needed, `attention_backward_statistics.cu` takes the place of the first.
 """
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import math
 import struct
 from typing import Any
@@ -24,15 +25,23 @@ from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
 
-POINTERS = struct.Struct("12Q")
-"""Addresses of query, key, value, output, grad_output, lse, grad_lse, grad_query, grad_key, grad_value, lse_log2 and
-delta, the head of `BackwardParameters`. 0 for what there is not.
+POINTERS = struct.Struct("14Q")
+"""Addresses of query, key, value, output, grad_output, lse, grad_lse, grad_query, grad_key, grad_value, lse_log2,
+delta, query_sums and turns, the head of `BackwardParameters`. 0 for what there is not.
 """
 _REST = struct.Struct("24q 11i 2f")
 ARGUMENT_BYTES = -(-(POINTERS.size + _REST.size) // 8) * 8
 _NO_MASK = 1 << 30
 _MOST_BLOCKS = 1 << 31
 _FLOAT_BYTES = 4
+_WORKSPACE_PARTS = 4
+_NO_WORKSPACE = (0,) * _WORKSPACE_PARTS
+_TURN_ROWS = configs.STATISTICS_THREADS // 4  # that a counter of turns is there for
+_TURN_STEPS = 2  # of a block of keys before the next one of its head may add to the same rows
+_TURN_SHARE = (
+    0.25  # of a block's steps that may pass by waiting: with two passes there are 7 products instead of 5
+)
+_THREADS_OF_MOST_REGISTERS = 256  # that a multiprocessor has room for
 _L2_SHARE = 0.5  # part of the L2 cache that what one section of heads reads again and again may fill
 _NO_SCALE = 1e-30  # stands for a softmax scale of zero: no score counts, and none times it is not a number
 
@@ -41,10 +50,35 @@ def choose(problem: BackwardProblem, device: Device) -> Choice | None:
     """Every problem but bfloat16 on sm_75, whose tensor cores do not take it."""
     if why_not(problem, device) is not None:
         return None
-    configuration = configs.configuration(device.architecture, problem.head_dim, problem.causal)
-    return Choice(
-        GradientKind.PORTABLE, configuration, "mma.sync kernels, a pass over queries and one over keys"
-    )
+    configuration = configs.configuration(device.architecture, problem.head_dim)
+    single = configuration.single
+    if single is None or not _keeps_turns_moving(problem, single, device):
+        configuration = dataclasses.replace(configuration, single=None)
+        return Choice(
+            GradientKind.PORTABLE, configuration, "mma.sync kernels, a pass over queries and one over keys"
+        )
+    return Choice(GradientKind.PORTABLE, configuration, "mma.sync kernel, one pass over keys")
+
+
+def _keeps_turns_moving(problem: BackwardProblem, tile: KeyValueTile, device: Device) -> bool:
+    """Whether blocks of keys seldom wait. Those of one head add to its queries' gradients in turn: of those that run
+    side by side each begins `_TURN_STEPS` after the one before it, which all steps of a multiprocessor make up for.
+    """
+    heads = problem.batch * problem.num_kv_heads
+    slots = _slots(tile, device)
+    side_by_side = min(-(-problem.seqlen_k // tile.block_n), -(-slots // max(heads, 1)))
+    group = problem.num_heads // problem.num_kv_heads
+    steps = group * -(-problem.seqlen_q // tile.block_m) / (2 if problem.causal else 1)
+    waves = max(1.0, heads * -(-problem.seqlen_k // tile.block_n) / slots)
+    return _TURN_STEPS * (side_by_side - 1) <= _TURN_SHARE * steps * waves
+
+
+def _slots(tile: KeyValueTile, device: Device) -> int:
+    """Blocks that a GPU runs at a time."""
+    of_sm = limits(device.architecture)
+    by_memory = of_sm.shared_per_sm // (tile.shared_bytes + of_sm.shared_reserved)
+    by_registers = _THREADS_OF_MOST_REGISTERS // tile.threads
+    return device.multiprocessors * max(1, min(by_memory, by_registers))
 
 
 def why_not(problem: BackwardProblem, device: Device) -> str | None:
@@ -59,14 +93,22 @@ def kernels(architecture: str) -> list[CudaKernel]:
     for configuration in configs.all_configurations(architecture):
         for dtype in dtypes:
             all_kernels.append(query_kernel(configuration.query, dtype, architecture))
-            all_kernels.append(key_value_kernel(configuration.key_value, dtype, architecture))
+            all_kernels += [
+                key_value_kernel(tile, dtype, architecture)
+                for tile in (configuration.key_value, configuration.single)
+                if tile is not None
+            ]
     return list({kernel.label: kernel for kernel in all_kernels}.values())
 
 
 def check(problem: BackwardProblem, configuration: Any) -> None:
     if not isinstance(configuration, PortableBackward):
         raise InputError(f"the portable backward kernels take a PortableBackward, not {configuration!r}")
-    for tile in (configuration.query, configuration.key_value):
+    for tile in (
+        configuration.query,
+        configuration.key_value,
+        configuration.single or configuration.key_value,
+    ):
         if problem.head_dim > tile.head_dim:
             raise InputError(
                 f"head_dim is {problem.head_dim}; expected at most the {tile.head_dim} of the tiles "
@@ -81,20 +123,31 @@ def plan(
     architecture, dtype = device.architecture, problem.dtype
     steps: list[tuple[CudaKernel, tuple[float, ...]]] = []
     of_keys = problem.needs.key or problem.needs.value
-    if problem.needs.query:
+    single = configuration.single if problem.needs.query and of_keys and problem.seqlen_k > 0 else None
+    if problem.needs.query and single is None:
         fields = query_fields(problem, configuration.query, device)
         steps.append((query_kernel(configuration.query, dtype, architecture), fields))
     elif of_keys:
         steps.append((statistics_kernel(dtype, architecture), statistics_fields(problem)))
     if of_keys:
-        fields = key_value_fields(problem, configuration.key_value, device)
-        steps.append((key_value_kernel(configuration.key_value, dtype, architecture), fields))
+        tile = single or configuration.key_value
+        fields = key_value_fields(problem, tile, device)
+        steps.append((key_value_kernel(tile, dtype, architecture), fields))
     launchers = [
         _launcher(kernel, fields, device, allow_defects) for kernel, fields in steps if blocks(fields) > 0
     ]
-    rows = problem.batch * problem.num_heads * problem.statistics_rows if of_keys else 0
-    _, delta, workspace = place(rows * _FLOAT_BYTES, rows * _FLOAT_BYTES)
-    return LaunchPlan(_in_order(launchers, delta), workspace)
+    return LaunchPlan(*_in_order(launchers, workspace_bytes(problem, single) if of_keys else ()))
+
+
+def workspace_bytes(problem: BackwardProblem, single: KeyValueTile | None) -> tuple[int, ...]:
+    """Of the parts of the workspace: the last pointers of `BackwardParameters`, in order."""
+    heads = problem.batch * problem.num_heads
+    statistics = heads * problem.statistics_rows * _FLOAT_BYTES
+    if single is None:
+        return statistics, statistics
+    rows = -(-problem.seqlen_q // single.block_m) * single.block_m
+    turns = heads * -(-problem.statistics_rows // _TURN_ROWS)
+    return statistics, statistics, heads * rows * single.head_dim * _FLOAT_BYTES, turns * _FLOAT_BYTES
 
 
 def _launcher(kernel: CudaKernel, fields: tuple[float, ...], device: Device, allow_defects: bool) -> Launcher:
@@ -105,21 +158,23 @@ def _launcher(kernel: CudaKernel, fields: tuple[float, ...], device: Device, all
     return launcher
 
 
-def _in_order(launchers: list[Launcher], delta_offset: int) -> Launch:
+def _in_order(launchers: list[Launcher], parts: tuple[int, ...]) -> tuple[Launch, int]:
     """Launches these one after the other: (query, key, value, output, grad_output, lse, grad_lse, grad_query, grad_key,
-    grad_value, workspace, stream), and no workspace if it has no bytes.
+    grad_value, workspace, stream), and no workspace if it has no bytes. With it the bytes of the workspace.
 
     Args:
-        delta_offset: bytes from the workspace's start to the second array of statistics; 0 if there is no workspace.
+        parts: the bytes of the workspace's.
     """
     pack = POINTERS.pack_into
-    if delta_offset:
+    *offsets, workspace = place(*parts)
+    absent = (0,) * (_WORKSPACE_PARTS - len(parts))
+    if workspace:
 
         def launch(*given: int) -> None:
-            *addresses, stream = given
-            delta = addresses[-1] + delta_offset
+            *addresses, start_of_parts, stream = given
+            places = [start_of_parts + offset for offset in offsets]
             for buffer, start in starts:
-                pack(buffer, 0, *addresses, delta)
+                pack(buffer, 0, *addresses, *places, *absent)
                 start(stream)
 
     else:
@@ -127,11 +182,11 @@ def _in_order(launchers: list[Launcher], delta_offset: int) -> Launch:
         def launch(*given: int) -> None:
             *addresses, stream = given
             for buffer, start in starts:
-                pack(buffer, 0, *addresses, 0, 0)
+                pack(buffer, 0, *addresses, *_NO_WORKSPACE)
                 start(stream)
 
     starts = [(launcher.buffer, launcher.start) for launcher in launchers]
-    return launch
+    return launch, workspace
 
 
 def query_kernel(tile: QueryTile, dtype: torch.dtype, architecture: str) -> CudaKernel:
@@ -181,6 +236,12 @@ def key_value_fields(problem: BackwardProblem, tile: KeyValueTile, device: Devic
     """What follows the addresses in the argument of the pass over keys."""
     heads = problem.batch * problem.num_kv_heads
     group = problem.num_heads // problem.num_kv_heads
+    if tile.queries:
+        # As many heads as blocks run at a time, so that few of one head do: each begins later than the one before it.
+        section = _slots(tile, device)
+        return _fields(
+            problem, problem.seqlen_k, tile.block_n, heads, section, last_first=False, sections=True
+        )
     group_bytes = 2 * group * max(problem.seqlen_q, 1) * problem.head_dim * problem.dtype.itemsize
     section = int(device.l2_bytes * _L2_SHARE / group_bytes)
     # The first keys are seen by the most rows.
@@ -206,7 +267,14 @@ def pack_fields(buffer: ctypes.Array[ctypes.c_char], fields: tuple[float, ...]) 
 
 
 def _fields(
-    problem: BackwardProblem, length: int, block: int, heads: int, section: int, *, last_first: bool
+    problem: BackwardProblem,
+    length: int,
+    block: int,
+    heads: int,
+    section: int,
+    *,
+    last_first: bool,
+    sections: bool = False,
 ) -> tuple[float, ...]:
     element = problem.dtype.itemsize
     strides = (
@@ -230,7 +298,7 @@ def _fields(
         problem.statistics_rows,
         -(-length // block),
         heads,
-        min(max(1, section), heads) if problem.causal else 1,
+        min(max(1, section), heads) if problem.causal or sections else 1,
         int(last_first),
         problem.softmax_scale * math.log2(math.e) or _NO_SCALE,
         problem.softmax_scale,

@@ -12,6 +12,7 @@ import torch
 from attention_backward import Backward, assert_gradients, backward_case
 
 from flashmoe_science import flash_attention
+from flashmoe_science.configs.attention import backward as portable_configs
 from flashmoe_science.configs.attention.backward_hopper import HopperBackward
 from flashmoe_science.cuda.attention import gradients
 from flashmoe_science.cuda.attention.gradients.backward import _problem
@@ -77,18 +78,27 @@ def backward(case: Backward, needs: Needs = ALL, choice: Choice | None = None) -
 
 def assert_right(case: Backward, needs: Needs = ALL) -> None:
     """Every kernel that takes the call is right, and gives the same bits twice."""
-    taken = 0
-    for kind in KINDS:
-        choice = _choice(case, needs, kind)
-        if choice is None:
-            continue
-        taken += 1
+    choices = [choice for kind in KINDS for choice in _choices(case, needs, kind)]
+    assert choices, "no kernel takes this"
+    for choice in choices:
         first, second = backward(case, needs, choice), backward(case, needs, choice)
         assert [gradient is not None for gradient in first] == list(needs)
         assert_gradients(case, first)
         for one, other in zip(first, second, strict=True):
             assert one is None or torch.equal(one, other)  # type: ignore[arg-type]
-    assert taken, "no kernel takes this"
+
+
+def _choices(case: Backward, needs: Needs, kind: GradientKind) -> list[Choice]:
+    """That of a kernel, if it takes the call; of the portable ones also the one pass that some calls do not take."""
+    chosen = _choice(case, needs, kind)
+    if chosen is None or kind is not GradientKind.PORTABLE:
+        return [] if chosen is None else [chosen]
+    device = device_of(case.query.get_device())
+    whole = dataclasses.replace(
+        chosen, configuration=portable_configs.configuration(device.architecture, case.query.shape[-1])
+    )
+    two = dataclasses.replace(chosen, configuration=dataclasses.replace(whole.configuration, single=None))
+    return [whole, two]
 
 
 def _choice(case: Backward, needs: Needs, kind: GradientKind) -> Choice | None:
@@ -209,6 +219,27 @@ def test_the_same_bits_every_time(head_dim: int, causal: bool) -> None:
         for one, other in zip(first, backward(case), strict=True):
             assert one is not None
             assert torch.equal(one, other)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_one_pass_gives_the_same_bits_beside_another(head_dim: int, causal: bool) -> None:
+    """More blocks than the GPU runs at a time, of which those of a head wait for each other, in two grids at once."""
+    case = case_of((1500, 1500), head_dim, heads=(32, 16), causal=causal)
+    choice = next(iter(_choices(case, ALL, GradientKind.PORTABLE)))
+    assert choice.configuration.single is not None
+    first = backward(case, choice=choice)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    for _ in range(50):
+        results = []
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                results.append(backward(case, choice=choice))
+        torch.cuda.synchronize()
+        for result in results:
+            for one, other in zip(first, result, strict=True):
+                assert torch.equal(one, other)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -337,24 +368,13 @@ def test_staggered_tiles_on_two_streams() -> None:
 )
 def test_what_a_row_does_not_see_reaches_no_gradient_of_it(kind: GradientKind, head_dim: int) -> None:
     case = case_of((300, 303), head_dim)
-    choice = _choice(case, ALL, kind)
-    if choice is None:
+    choices = _choices(case, ALL, kind)
+    if not choices:
         pytest.skip(f"{kind.value} does not take this here")
-    clean: Any = backward(case, choice=choice)
     keys = case.key.clone()
     keys[:, :, -1, 5] = math.nan  # seen by the last row alone
-    spoilt: Any = gradients.backward(
-        case.grad_output,
-        case.query,
-        keys,
-        case.value,
-        case.output,
-        case.lse,
-        None,
-        causal=True,
-        softmax_scale=None,
-        needs=ALL,
-        choice=choice,
-    )
-    assert torch.equal(spoilt[0][:, :, :-1], clean[0][:, :, :-1]), choice
-    assert spoilt[0][:, :, -1].isnan().any(), choice
+    for choice in choices:
+        clean: Any = backward(case, choice=choice)
+        spoilt: Any = backward(dataclasses.replace(case, key=keys), choice=choice)
+        assert torch.equal(spoilt[0][:, :, :-1], clean[0][:, :, :-1]), choice
+        assert spoilt[0][:, :, -1].isnan().any(), choice

@@ -87,11 +87,11 @@ def test_every_architecture_has_tiles() -> None:
     assert set(configs.tuned_architectures()) == set(LIMITS)
 
 
-@given(st.sampled_from(configs.tuned_architectures()), st.integers(1, 256), st.booleans())
-def test_tiles_fit_and_are_built_ahead(architecture: str, head_dim: int, causal: bool) -> None:
-    tiles = configs.configuration(architecture, head_dim, causal)
+@given(st.sampled_from(configs.tuned_architectures()), st.integers(1, 256))
+def test_tiles_fit_and_are_built_ahead(architecture: str, head_dim: int) -> None:
+    tiles = configs.configuration(architecture, head_dim)
     assert tiles in configs.all_configurations(architecture)
-    for tile in (tiles.query, tiles.key_value):
+    for tile in (tiles.query, tiles.key_value, tiles.single or tiles.key_value):
         assert tile.head_dim >= head_dim
         check_block(repr(tile), architecture, tile.threads, tile.shared_bytes)
 
@@ -102,6 +102,8 @@ def test_what_a_call_takes_is_among_what_is_built() -> None:
         for tiles in configs.all_configurations(architecture):
             assert portable.query_kernel(tiles.query, FP16, architecture).label in labels
             assert portable.key_value_kernel(tiles.key_value, FP16, architecture).label in labels
+            if tiles.single is not None:
+                assert portable.key_value_kernel(tiles.single, FP16, architecture).label in labels
         assert portable.statistics_kernel(FP16, architecture).label in labels
 
 
@@ -112,9 +114,27 @@ def test_choice() -> None:
     query = torch.empty(1, 4, 100, 72, dtype=BF16, device="meta")
     choice = explain(query, query, query, causal=True, device=L4)
     assert choice.kernel is GradientKind.PORTABLE
-    assert choice.configuration == configs.configuration("sm_89", 72, True)
+    assert choice.configuration == configs.configuration("sm_89", 72)
     with pytest.raises(NoKernelError, match=r"backward pass takes torch\.bfloat16 with head_dim 72 on sm_75"):
         explain(query, query, query, device=dataclasses.replace(L4, architecture="sm_75"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "single"),
+    [
+        ((16, 32, 1024, 64), True),
+        ((1, 16, 16384, 128), True),
+        ((1, 1, 16384, 128), False),  # all blocks of keys of the one head side by side
+        ((1, 4, 2048, 64), False),  # fewer blocks than the GPU runs at a time
+        ((1, 4, 100, 64), True),  # one block of keys
+    ],
+)
+def test_one_pass_where_blocks_of_a_head_do_not_wait(shape: tuple[int, ...], single: bool) -> None:
+    query = torch.empty(shape, dtype=BF16, device="meta")
+    device = dataclasses.replace(L4, architecture="sm_80", multiprocessors=108)
+    choice = explain(query, query, query, device=device)
+    expected = configs.configuration("sm_80", shape[-1])
+    assert choice.configuration == (expected if single else dataclasses.replace(expected, single=None))
 
 
 def test_a_kernel_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,9 +146,9 @@ def test_a_kernel_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_configuration_must_be_one_of_these_kernels_and_hold_the_head() -> None:
     problem = problem_of(case_of(head_dim=64))
     with pytest.raises(InputError, match="take a PortableBackward"):
-        portable.check(problem, configs.configuration("sm_89", 64, False).query)
+        portable.check(problem, configs.configuration("sm_89", 64).query)
     with pytest.raises(InputError, match="head_dim is 64; expected at most the 32"):
-        portable.check(problem, configs.configuration("sm_89", 32, False))
+        portable.check(problem, configs.configuration("sm_89", 32))
 
 
 def test_fields_are_those_of_the_headers_struct_in_order() -> None:
@@ -141,10 +161,10 @@ def test_fields_are_those_of_the_headers_struct_in_order() -> None:
         if declaration.strip()
         for name in re.sub(r"^(const )?\w+\s*\*?", "", declaration.strip()).split(",")
     ]
-    assert len(names[:12]) * 8 == portable.POINTERS.size
+    assert len(names[:14]) * 8 == portable.POINTERS.size
     case = case_of((37, 53), 32, heads=(4, 2))
-    tile = configs.configuration("sm_89", 32, True).key_value
-    passed = dict(zip(names[12:], portable.key_value_fields(problem_of(case), tile, L4), strict=True))
+    tile = configs.configuration("sm_89", 32).key_value
+    passed = dict(zip(names[14:], portable.key_value_fields(problem_of(case), tile, L4), strict=True))
     assert (passed["seqlen_q"], passed["seqlen_k"], passed["head_dim"]) == (37, 53, 32)
     assert (passed["num_heads"], passed["heads_per_kv_head"], passed["num_slices"]) == (4, 2, 4)
     assert passed["causal_offset"] == 16
@@ -169,6 +189,12 @@ TILES = {
         dataclasses.replace(QUERY, register_steps=1),
         dataclasses.replace(SINGLE, roles=2, warps=4, stages=3, register_steps=1),
     ),
+    "one pass, one role": PortableBackward(
+        QUERY, SINGLE, dataclasses.replace(SINGLE, block_n=64, block_m=64, warps=4, queries=True)
+    ),
+    "one pass, two roles": PortableBackward(
+        QUERY, SINGLE, dataclasses.replace(SINGLE, block_m=64, chunk=64, roles=2, warps=4, queries=True)
+    ),
 }
 
 
@@ -178,7 +204,9 @@ class Emulation:
     def __init__(self) -> None:
         self._libraries: dict[str, ctypes.CDLL] = {}
 
-    def _run(self, kernel: CudaKernel, fields: tuple[float, ...], addresses: list[int]) -> None:
+    def _run(
+        self, kernel: CudaKernel, fields: tuple[float, ...], addresses: list[int], together: int = 1
+    ) -> None:
         library = self._libraries.get(kernel.label)
         if library is None:
             # Copies as late as they may happen in one pass, as early in the other.
@@ -188,33 +216,34 @@ class Emulation:
         argument = ctypes.create_string_buffer(portable.ARGUMENT_BYTES)
         portable.POINTERS.pack_into(argument, 0, *addresses)
         portable.pack_fields(argument, fields)
-        library.run(argument, portable.blocks(fields))
+        library.run_together(argument, portable.blocks(fields), 1, together)
 
     def backward(
-        self, case: Backward, tiles: PortableBackward, needs: Needs = ALL
+        self, case: Backward, tiles: PortableBackward, needs: Needs = ALL, *, together: int = 1
     ) -> tuple[torch.Tensor | None, ...]:
         problem = problem_of(case, needs)
         gradients = [
             torch.full_like(tensor, math.nan) if needed else None
             for needed, tensor in zip(needs, (case.query, case.key, case.value), strict=True)
         ]
-        heads = problem.batch * problem.num_heads
-        statistics = torch.full((2, heads, problem.statistics_rows), math.nan)
+        single = tiles.single if all(needs) else None
+        workspace = [torch.full((size // 4,), math.nan) for size in portable.workspace_bytes(problem, single)]
         inputs = (case.query, case.key, case.value, case.output, case.grad_output, case.lse, case.grad_lse)
         addresses = [
             0 if tensor is None else tensor.data_ptr()
-            for tensor in (*inputs, *gradients, statistics[0], statistics[1])
+            for tensor in (*inputs, *gradients, *workspace, *[None] * (4 - len(workspace)))
         ]
         dtype = problem.dtype
-        if needs.query:
+        if needs.query and single is None:
             kernel = portable.query_kernel(tiles.query, dtype, "sm_80")
             self._run(kernel, portable.query_fields(problem, tiles.query, L4), addresses)
         else:
             kernel = portable.statistics_kernel(dtype, "sm_80")
             self._run(kernel, portable.statistics_fields(problem), addresses)
         if needs.key or needs.value:
-            kernel = portable.key_value_kernel(tiles.key_value, dtype, "sm_80")
-            self._run(kernel, portable.key_value_fields(problem, tiles.key_value, L4), addresses)
+            tile = single or tiles.key_value
+            kernel = portable.key_value_kernel(tile, dtype, "sm_80")
+            self._run(kernel, portable.key_value_fields(problem, tile, L4), addresses, together)
         return tuple(gradients)
 
 
@@ -229,6 +258,19 @@ def emulation() -> Emulation:
 def test_gradients(emulation: Emulation, tiles: PortableBackward, dtype: torch.dtype) -> None:
     case = case_of((37, 70), dtype=dtype, grad_lse=True)
     assert_gradients(case, emulation.backward(case, tiles))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tiles", ["one pass, one role", "one pass, two roles"])
+def test_blocks_of_keys_wait_for_their_turns(emulation: Emulation, tiles: str, causal: bool) -> None:
+    """Side by side they give the bits that they give one after another."""
+    case = case_of((150, 130), causal=causal, heads=(4, 2))
+    alone = emulation.backward(case, TILES[tiles])
+    assert_gradients(case, alone)
+    for one, other in zip(alone, emulation.backward(case, TILES[tiles], together=12), strict=True):
+        assert one is not None
+        assert torch.equal(one, other)  # type: ignore[arg-type]
 
 
 @NEEDS_COMPILER
