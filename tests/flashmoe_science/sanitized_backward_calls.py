@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from attention_backward import Backward, assert_gradients, backward_case
 
+from flashmoe_science.configs.attention import backward as portable_configs
 from flashmoe_science.configs.attention.backward_hopper import HopperBackward
 from flashmoe_science.cuda.attention.gradients import portable, wgmma
 from flashmoe_science.cuda.attention.gradients.backward import _problem, backward
@@ -125,9 +126,17 @@ def main() -> None:
         case = made(*given, (torch.bfloat16, torch.float16)[index % 2])
         for kind in kinds:
             choice = choose(case, needs, kind)
-            if choice is not None:
-                assert_right(case, needs, choice)
-                launches[kind.value] += 1
+            if choice is None:
+                continue
+            assert_right(case, needs, choice)
+            launches[kind.value] += 1
+            if kind is GradientKind.PORTABLE:
+                other = portable_configs.configuration(
+                    device_of(torch.cuda.current_device()).architecture, given[1]
+                )
+                passes = other if choice.configuration.single is None else replace(other, single=None)
+                assert_right(case, needs, replace(choice, configuration=passes))
+                launches["portable, the other number of passes"] += 1
     if launches[GradientKind.HOPPER.value]:
         for given, tile in zip(LONG, LONG_TILES, strict=True):
             assert_right(made(*given, torch.bfloat16), ALL, Choice(GradientKind.HOPPER, tile, ""))

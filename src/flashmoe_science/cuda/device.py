@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flashmoe_science.jit.limits import device_architecture
+from flashmoe_science.jit.limits import device_architecture, limits
 from flashmoe_science.jit.nvrtc import nvrtc_version
 
 
@@ -24,6 +24,16 @@ class Device:
     """Version of the compiler that kernels for it are made with."""
     name: str = ""
     """As PyTorch gives it, by which tables of tuned configurations know it; empty: none is asked."""
+
+
+def element_types(architecture: str) -> tuple[torch.dtype, ...]:
+    """Of 16 bits, that the tensor cores take."""
+    return (torch.float16, torch.bfloat16) if limits(architecture).bfloat16 else (torch.float16,)
+
+
+def why_not_type(dtype: torch.dtype, device: Device) -> str | None:
+    taken = dtype != torch.bfloat16 or limits(device.architecture).bfloat16
+    return None if taken else f"{device.architecture} has no bfloat16"
 
 
 @functools.cache

@@ -12,10 +12,9 @@ from flashmoe_science.configs.attention import portable as configs
 from flashmoe_science.configs.attention.portable import PortableConfiguration
 from flashmoe_science.cuda.attention.problem import KernelKind, Problem
 from flashmoe_science.cuda.choice import Choice
-from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.device import Device, element_types, why_not_type
 from flashmoe_science.cuda.launch import ADDRESSES, LaunchPlan, loaded
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 _REST = struct.Struct("12q 10i f I")  # the fields of AttentionParameters after the pointers
@@ -44,17 +43,14 @@ def choose(problem: Problem, device: Device) -> Choice | None:
 
 
 def why_not(problem: Problem, device: Device) -> str | None:
-    if problem.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
-        return f"{device.architecture} has no bfloat16"
-    return None
+    return why_not_type(problem.dtype, device)
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    dtypes = (torch.bfloat16, torch.float16) if limits(architecture).bfloat16 else (torch.float16,)
     return [
         kernel(configuration, dtype, architecture)
         for configuration in configs.all_configurations(architecture)
-        for dtype in dtypes
+        for dtype in element_types(architecture)
     ]
 
 

@@ -15,7 +15,7 @@ from flashmoe_science.configs.attention.small_keys import share_keys
 from flashmoe_science.configs.attention.small_passes import Work, measured, microseconds
 from flashmoe_science.cuda.attention.problem import KernelKind, Problem
 from flashmoe_science.cuda.choice import Choice
-from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.device import Device, element_types
 from flashmoe_science.cuda.kept import kept
 from flashmoe_science.cuda.launch import ADDRESSES, Launch, Launcher, LaunchPlan, loaded
 from flashmoe_science.cuda.repeat import cuda_allocator
@@ -149,11 +149,10 @@ def _countable(problem: Problem) -> bool:
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    dtypes = (torch.bfloat16, torch.float16) if limits(architecture).bfloat16 else (torch.float16,)
     return [
         kernel(configuration, dtype, architecture)
         for configuration in configs.all_configurations(architecture)
-        for dtype in dtypes
+        for dtype in element_types(architecture)
     ]
 
 

@@ -6,7 +6,7 @@ import struct
 
 import torch
 
-from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.device import Device, element_types
 from flashmoe_science.cuda.launch import loaded
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.jit.limits import limits, overlaps
@@ -37,7 +37,7 @@ def kernel(dtype: torch.dtype, ids64: bool, architecture: str, *, weighted: bool
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    dtypes = (torch.bfloat16, torch.float16) if limits(architecture).bfloat16 else (torch.float16,)
+    dtypes = element_types(architecture)
     return [kernel(dtype, ids64, architecture) for dtype in dtypes for ids64 in (False, True)]
 
 

@@ -10,11 +10,10 @@ import threading
 import torch
 
 from flashmoe_science.cuda.choice import asked_for
-from flashmoe_science.cuda.device import device_of
+from flashmoe_science.cuda.device import device_of, element_types
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.launch import Launcher, loaded
 from flashmoe_science.cuda.repeat import current_device, raw_stream
-from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.varlen.append_arguments import ARGUMENTS, Append, pack_into, why_not
 
@@ -33,7 +32,7 @@ def is_asked_for() -> bool:
 def takes(append: Append) -> bool:
     """Whether there is a kernel for a call on this device."""
     architecture = device_of(append.key.device.index).architecture
-    dtypes = (torch.float16, torch.bfloat16) if limits(architecture).bfloat16 else (torch.float16,)
+    dtypes = element_types(architecture)
     return why_not(append, dtypes) is None
 
 
@@ -54,7 +53,7 @@ def kernel(dtype: torch.dtype, architecture: str) -> CudaKernel:
 
 def kernels(architecture: str) -> list[CudaKernel]:
     """What is built ahead of time: all."""
-    dtypes = (torch.float16, torch.bfloat16) if limits(architecture).bfloat16 else (torch.float16,)
+    dtypes = element_types(architecture)
     return [kernel(dtype, architecture) for dtype in dtypes]
 
 

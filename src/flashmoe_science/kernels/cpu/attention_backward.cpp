@@ -4,17 +4,8 @@
 //   dS = P * (dP - delta)     dV = P^T dO     dK = softmax_scale * dS^T Q     dQ = softmax_scale * dS K
 //
 // A tile is up to 64 queries of one head; it meets the keys in blocks of 64. S^T = K Q^T and dP^T = V dO^T have queries in
-// lanes and read K and V by broadcast; the other three products have the head dimension in lanes and read P and dS so.
-// Nothing is transposed but Q and dO, once a tile. In bf16, with AVX512-BF16, all five are dot products of pairs.
-//
-// The order of the sums does not depend on the threads: each tile and block make one partial sum from zero; dQ adds those
-// of the blocks from the first key on, dK and dV those of the tiles, from the first query of the group's first head on.
-// They are rounded once, at the end.
-//
-// A strip is a few tiles that meet each prepared block one after the other; dQ of its tiles stays with the thread, dK and dV
-// of a space, which is a key/value head, are summed in memory. Where there are enough spaces a thread takes a whole one,
-// else a strip, and then adds to a block's sums when the strips before have. Threads take tickets in order and wait for
-// earlier ones only, so there is always one that does not wait.
+// lanes, the other three products the head dimension. The order of the sums does not depend on the threads, of which each
+// takes a head's keys or a strip of tiles: docs/kernels/cpu-backward.md.
 //
 // Masked keys have weights and gradients that are exact zeros; where a block on the diagonal meets an operand that is not
 // finite, only visible products are summed.

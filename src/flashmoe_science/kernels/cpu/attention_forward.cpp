@@ -6,16 +6,10 @@
 // are visited in order; each block's P V starts from zero and is added to the rescaled output. Only Q and O are transposed,
 // once a tile. A task is one or more tiles of the same head that share each prepared key block.
 //
-// A few rows of a key/value head take another way, see decode.h. How the three element types run in tiles:
-//   fp32           multiply-adds on the user's K and V (copied block by block if their rows are far apart)
-//   bf16           AVX512-BF16 dot products of pairs: along d for scores, along keys for the output; with AMX whole blocks
-//                  of them on the matrix unit
-//   fp16 (bf16)    blocks of K and V widened to fp32, then as fp32
-//   fp16, bf16     with AVX2 alone, whole blocks without a mask as 16-bit integers, see integer_tile.h
+// A few rows of a key/value head take another way, see decode.h. How the element types run in tiles: docs/kernels/cpu.md.
 //
-// Causal masks align bottom-right. Blocks above the diagonal are skipped; on it each vector of queries stops after its last
-// visible key. A row without keys gives zeros and a log-sum-exp of minus infinity. NaN and infinities spread as in the exact
-// formula: where a block on the diagonal holds a value that is not finite (0 * NaN), only visible products are summed.
+// Causal masks align bottom-right. Where a block on the diagonal holds a value that is not finite (0 * NaN), only visible
+// products are summed.
 
 #include <math.h>
 

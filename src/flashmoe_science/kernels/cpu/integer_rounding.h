@@ -4,16 +4,8 @@
 // at least 2^-7 of the row's length are then exact. What rounding the others may cost is bounded before: a block whose
 // numbers would lose too much, or that are not finite, is left to tile.h. Weights are relative to the block's own maximum.
 //
-// Errors are to be small beside each row of the output. u is the type's rounding unit. Of bf16, where it is 2^-8:
-//   scores   rounding errors dq and dk move one by at most scale * (|dq| |k| + |q| |dk|) (Cauchy-Schwarz), which may be u,
-//            and by some u / sqrt(head_dim) where they have no common direction. |dq| and |dk| are measured.
-//   weights  have errors of 2^-14 to 2^-13 of the block's largest, up and down alike (see dither), so 64 of them add about
-//            2^-11.3 of a typical row of values to the sum.
-//   values   have errors of up to 2^-12 of their column's largest, and 2^-13 in the mean of squares.
-// The largest weight of a block is 1, so its row of the output is about as long as some row of the block's values, and both
-// errors are at most about u of it if no row is shorter than MIN_VALUE_ROW of the columns' largest. A block with a shorter
-// one, such as that of an attention sink without a value, is left to tile.h. fp16, whose u is 2^-11, has three digits more
-// of weights and two of values, and rows whose errors have no common direction.
+// Errors are to be small beside each row of the output. u is the type's rounding unit; docs/kernels/cpu.md has what the
+// parts may add up to.
 #pragma once
 
 #include <math.h>

@@ -8,9 +8,8 @@
 //
 // Weights of 8 or 4 bits with scales of groups (quantized.h) are compiled from this file with WEIGHT_BITS set.
 //
-// Weights and tokens are read where they lie (dot.h); what is written in between is all that a call allocates. Many
-// tokens are taken in chunks, so that this stays small. A task is one expert's block of weight rows with up to TASK_TOKENS
-// tokens; threads take tasks from a counter. Where there is a matrix unit, bf16 goes there as moe_amx.h says.
+// Tokens are taken in chunks, and threads take tasks from a counter: docs/kernels/moe-cpu.md. Where there is a matrix unit,
+// bf16 goes there as moe_amx.h says.
 
 #include <stdlib.h>
 

@@ -12,14 +12,12 @@
 // QUERIES 1: the gradient of queries, too, so that there is no pass over queries (backward/query_sums.cuh). Query rows are
 // visited from the last on: blocks of one head, of which the first has the most rows, then add to the same ones in order.
 //
-// Macros: those of attention_backward_query.cu, of which CHUNK counts query rows and REGISTER_STEPS slices of keys and values;
-// ROLES, STAGES (of query rows) and QUERIES.
+// Macros: those of attention_backward_query.cu but REGISTER_STEPS, of which CHUNK counts query rows; ROLES and QUERIES.
 #include "ablation.cuh"
 #include "backward/parameters.cuh"
 #include "backward/products.cuh"
 #include "backward/tile_copy.cuh"
 #include "backward/write_rows.cuh"
-#include "launch_bounds.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/shared_floats.cuh"
@@ -33,6 +31,7 @@
 #endif
 
 constexpr int kThreads = WARPS * 32;
+constexpr int kStages = 2;  // of query rows
 constexpr int kGroups = WARPS / ROLES;  // of warps that own the same keys
 constexpr int kRowTiles = BLOCK_N / (16 * kGroups);
 constexpr int kWarpKeys = 16 * kRowTiles;
@@ -161,20 +160,21 @@ __device__ __forceinline__ void meet(int barrier, bool waits) {
     }
 }
 
-extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __grid_constant__ BackwardParameters p) {
+extern "C" __global__ void __launch_bounds__(kThreads)
+attention_backward_key_value(const __grid_constant__ BackwardParameters p) {
     extern __shared__ __align__(1024) char shared_memory[];
     const uint32 key_tile = shared_address(shared_memory);
     const uint32 value_tile = key_tile + kKeyBytes;
     const uint32 query_tiles = value_tile + kKeyBytes;
-    const uint32 gradient_tiles = query_tiles + STAGES * kBufferBytes;
+    const uint32 gradient_tiles = query_tiles + kStages * kBufferBytes;
 #if QUERIES
-    const uint32 weight_gradients = gradient_tiles + STAGES * kBufferBytes;  // of two steps
+    const uint32 weight_gradients = gradient_tiles + kStages * kBufferBytes;  // of two steps
     const uint32 lse_stages = weight_gradients + 2 * kWeightGradientBytes;
 #else
-    const uint32 lse_stages = gradient_tiles + STAGES * kBufferBytes;
+    const uint32 lse_stages = gradient_tiles + kStages * kBufferBytes;
 #endif
-    const uint32 delta_stages = lse_stages + STAGES * kStatisticsBytes;
-    const uint32 exchanges = delta_stages + STAGES * kStatisticsBytes;  // ROLES 2
+    const uint32 delta_stages = lse_stages + kStages * kStatisticsBytes;
+    const uint32 exchanges = delta_stages + kStages * kStatisticsBytes;  // ROLES 2
     const uint32 kept = exchanges + (ROLES == 2 ? kGroups * kChunks * kExchangeBytes : 0);
 #if QUERIES
     const uint32 noted_steps = kept + kChunkBytes;
@@ -194,12 +194,12 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
     const int steps = blocks * p.heads_per_kv_head;
 
     const auto copy_rows = [&](int step, const Walk& at) {
-        if (NO_LOADS && step >= STAGES) return;
+        if (NO_LOADS && step >= kStages) return;
         const Keys own(kept);
         const TileCopy<HEAD_DIM, kThreads> copier(p.head_dim);
         const int head = own.kv_head * p.heads_per_kv_head + at.head;
         const int row = at.row_block * BLOCK_M;
-        const int stage = step % STAGES;
+        const int stage = step % kStages;
         copier.copy<BLOCK_M>(query_tiles + stage * kBufferBytes,
                              p.query + own.batch * p.query_batch + head * p.query_head + row * p.query_row, p.query_row,
                              p.seqlen_q - row);
@@ -236,29 +236,18 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                                  own.first_key * p.value_row,
                              p.value_row, keys);
         Walk at(first_block, row_blocks);
-        Walk ahead = at;
-#pragma unroll
-        for (int s = 0; s < STAGES - 1; ++s) {
-            if (s < steps) copy_rows(s, ahead);
-            copy_commit();
-            ahead.advance(first_block, row_blocks);
-        }
+        copy_rows(0, at);
+        copy_commit();
         const uint32 along = lane_along<HEAD_DIM>(lane);
         const uint32 across = lane_across<HEAD_DIM>(lane);
         const uint32 warp_rows = own.group * kWarpKeys * T::kRowBytes + across;
-        LeftOperand<HEAD_DIM, kRowTiles, REGISTER_STEPS> left;        // keys, or what this warp's role multiplies first
-        LeftOperand<HEAD_DIM, kRowTiles, REGISTER_STEPS> left_other;  // ROLES 1: values
+        LeftOperand<HEAD_DIM, kRowTiles, 0> left;        // keys, or what this warp's role multiplies first
+        LeftOperand<HEAD_DIM, kRowTiles, 0> left_other;  // ROLES 1: values
         left.address = (ROLES == 2 && role == 1 ? value_tile : key_tile) + warp_rows;
         left_other.address = value_tile + warp_rows;
-        if (REGISTER_STEPS > 0) {
-            copy_wait<STAGES - 2>();
-            __syncthreads();
-            left.load_registers();
-            if (ROLES == 1) left_other.load_registers();
-        }
 
         const auto multiply_step = [&](int step, int row, auto masked) {
-            const int stage = step % STAGES;
+            const int stage = step % kStages;
             const uint32 queries = query_tiles + stage * kBufferBytes;
             const uint32 gradients = gradient_tiles + stage * kBufferBytes;
 #pragma unroll 1
@@ -404,13 +393,13 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
             pass_turn(p.turns + load_shared(noted_steps + step % 4 * kChunkBytes).x, Keys(kept).block + 1);
         };
         if (!NO_MASK && is_masked(first_block * BLOCK_M)) {
-            copy_wait<STAGES - 2>();
+            copy_wait<0>();
             __syncthreads();
             if (has_not_finite<kThreads, BLOCK_N>(key_tile)) store_shared(kept + 12, 1u);
         }
 #endif
         for (int step = 0; step < steps; ++step) {
-            copy_wait<STAGES - 2>();
+            copy_wait<0>();
             __syncthreads();
 #if QUERIES
             if (thread_index() == kTurnThread) {
@@ -418,10 +407,10 @@ extern "C" __global__ void LAUNCH_BOUNDS attention_backward_key_value(const __gr
                 note_step(step);
             }
 #endif
-            if (step + STAGES - 1 < steps) {
-                Walk ahead = at;
-                for (int s = 0; s < STAGES - 1; ++s) ahead.advance(first_block, row_blocks);
-                copy_rows(step + STAGES - 1, ahead);
+            if (step + 1 < steps) {
+                Walk next = at;
+                next.advance(first_block, row_blocks);
+                copy_rows(step + 1, next);
             }
             copy_commit();
             const auto multiply_rows = [&] {

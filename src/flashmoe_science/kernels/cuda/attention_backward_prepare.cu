@@ -6,6 +6,7 @@
 // asked, the former's dQ is set to zero, as nobody adds to it.
 //
 // LANES lanes share a row, a chunk of 8 elements each, and have several rows on the way. Compile-time configuration: LANES, BLOCK_M, PIECES, ELEMENT_BF16.
+#include "backward/statistics.cuh"
 #include "ptx/dependent_launch.cuh"
 #include "ptx/global.cuh"
 #include "types.cuh"
@@ -34,22 +35,6 @@ constexpr int DEPTH = 2;  // rows of a thread
 constexpr int ROWS = THREADS / LANES;  // at a time
 constexpr bool EVEN = BLOCK_M % (DEPTH * ROWS) == 0;  // whether a head's last block of threads has no rows past its query blocks
 
-__device__ __forceinline__ float element(uint32 pair, bool high) {
-    float x;
-#if ELEMENT_BF16
-    x = __int_as_float(high ? pair & 0xffff0000u : pair << 16);
-#else
-    const uint16 bits = static_cast<uint16>(high ? pair >> 16 : pair);
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
-#endif
-    return x;
-}
-
-__device__ __forceinline__ float dot(uint32 a, uint32 b, float sum) {
-    sum = fmaf(element(a, false), element(b, false), sum);
-    return fmaf(element(a, true), element(b, true), sum);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_prepare(const __grid_constant__ Parameters p) {
     allow_successor();
     const int row_head = blockIdx.y;
@@ -75,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_prepare
     for (int i = 0; i < DEPTH; ++i) {
         const int row = first_row + i * ROWS;
         const bool inside = row < p.seqlen_q;
-        float sum = dot(a[i].x, b[i].x, dot(a[i].y, b[i].y, dot(a[i].z, b[i].z, dot(a[i].w, b[i].w, 0.f))));
+        float sum = dot(a[i], b[i], 0.0f);
 #pragma unroll
         for (int distance = LANES / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
         if (!EVEN && row >= p.m_blocks * BLOCK_M) continue;
@@ -87,8 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_backward_prepare
                 sum -= p.grad_lse[batch * p.grad_lse_stride[0] + head * p.grad_lse_stride[1] + row * p.grad_lse_stride[2]];
             }
             const int64 index = static_cast<int64>(row_head) * p.m_blocks * BLOCK_M + row;
-            constexpr float LOG2_E = 1.44269504088896f;
-            p.lse_log2[index] = empty ? -NEGATIVE_INFINITY : reference * LOG2_E;
+            p.lse_log2[index] = to_log2(reference);
             p.delta[index] = empty ? 0.f : sum;
         }
         if (p.grad_query != nullptr && inside && chunk * 8 < p.head_dim &&

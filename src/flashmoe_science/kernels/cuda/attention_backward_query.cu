@@ -6,7 +6,7 @@
 // No atomics and one owner per row: the same call gives the same bits.
 //
 // Macros: HEAD_DIM (a multiple of 16, at least the tensor's), BLOCK_M, BLOCK_N (keys per step), CHUNK (keys whose scores are
-// held at a time), WARPS, MIN_BLOCKS (launch_bounds.cuh), REGISTER_STEPS (how many 16-wide slices of the query and of the
+// held at a time), WARPS, REGISTER_STEPS (how many 16-wide slices of the query and of the
 // output's gradient stay in registers), ABLATE (ablation.cuh), and those of types.cuh.
 #include "ablation.cuh"
 #include "backward/parameters.cuh"
@@ -14,7 +14,6 @@
 #include "backward/statistics.cuh"
 #include "backward/tile_copy.cuh"
 #include "backward/write_rows.cuh"
-#include "launch_bounds.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/global.cuh"
 #include "ptx/shared_floats.cuh"
@@ -82,7 +81,8 @@ __device__ __forceinline__ bool mask(Scores& scores, int column, const BackwardP
     return AreScores && __any_sync(0xffffffffu, not_finite);
 }
 
-extern "C" __global__ void LAUNCH_BOUNDS attention_backward_query(const __grid_constant__ BackwardParameters p) {
+extern "C" __global__ void __launch_bounds__(kThreads)
+attention_backward_query(const __grid_constant__ BackwardParameters p) {
     extern __shared__ __align__(1024) char shared_memory[];
     const uint32 query_tile = shared_address(shared_memory);
     const uint32 gradient_tile = query_tile + kRowsBytes;

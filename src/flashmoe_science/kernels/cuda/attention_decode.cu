@@ -4,9 +4,8 @@
 // Products and fragments are those of attention_small.cu: S^T = K Q^T and O^T = V^T P^T by mma.m16n8k16, keys and values
 // straight from global memory to registers. What differs is the work: a block gets an equal share of all keys of all
 // sequences (decode/schedule.cuh), which it goes through segment by segment, a segment being consecutive keys of one set of
-// 8 * ROW_TILES query rows of one key/value head. The loads of a segment's first keys are issued before the last products of
-// the one before, so that memory is busy while the warps of a block merge. Sets that several blocks share are combined by
-// the last of them (decode/results.cuh).
+// 8 * ROW_TILES query rows of one key/value head. Sets that several blocks share are combined by the last of them
+// (decode/results.cuh).
 //
 // With grouped heads the rows of the heads that share keys are packed: row = position * group + head.
 // (g = lane / 4, t = lane % 4 throughout.)

@@ -18,11 +18,11 @@ from flashmoe_science.configs.attention import backward as configs
 from flashmoe_science.configs.attention.backward import KeyValueTile, PortableBackward, QueryTile
 from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem, GradientKind
 from flashmoe_science.cuda.choice import Choice
-from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.device import Device, element_types, why_not_type
 from flashmoe_science.cuda.launch import Launch, Launcher, LaunchPlan, loaded
 from flashmoe_science.cuda.workspace import place
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.limits import limits
+from flashmoe_science.jit.limits import MAX_REGISTERS_PER_THREAD, occupancy
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 POINTERS = struct.Struct("14Q")
@@ -35,13 +35,11 @@ _NO_MASK = 1 << 30
 _MOST_BLOCKS = 1 << 31
 _FLOAT_BYTES = 4
 _WORKSPACE_PARTS = 4
-_NO_WORKSPACE = (0,) * _WORKSPACE_PARTS
 _TURN_ROWS = configs.STATISTICS_THREADS // 4  # that a counter of turns is there for
 _TURN_STEPS = 2  # of a block of keys before the next one of its head may add to the same rows
 _TURN_SHARE = (
     0.25  # of a block's steps that may pass by waiting: with two passes there are 7 products instead of 5
 )
-_THREADS_OF_MOST_REGISTERS = 256  # that a multiprocessor has room for
 _L2_SHARE = 0.5  # part of the L2 cache that what one section of heads reads again and again may fill
 _NO_SCALE = 1e-30  # stands for a softmax scale of zero: no score counts, and none times it is not a number
 
@@ -61,59 +59,47 @@ def choose(problem: BackwardProblem, device: Device) -> Choice | None:
 
 
 def _keeps_turns_moving(problem: BackwardProblem, tile: KeyValueTile, device: Device) -> bool:
-    """Whether blocks of keys seldom wait. Those of one head add to its queries' gradients in turn: of those that run
-    side by side each begins `_TURN_STEPS` after the one before it, which all steps of a multiprocessor make up for.
+    """Whether blocks of one head, which add to its queries' gradients in turn, seldom wait: of those that run side by
+    side each begins `_TURN_STEPS` after the one before it, which all steps of a multiprocessor make up for.
     """
-    heads = problem.batch * problem.num_kv_heads
-    slots = _slots(tile, device)
-    side_by_side = min(-(-problem.seqlen_k // tile.block_n), -(-slots // max(heads, 1)))
-    group = problem.num_heads // problem.num_kv_heads
-    steps = group * -(-problem.seqlen_q // tile.block_m) / (2 if problem.causal else 1)
-    waves = max(1.0, heads * -(-problem.seqlen_k // tile.block_n) / slots)
-    return _TURN_STEPS * (side_by_side - 1) <= _TURN_SHARE * steps * waves
+    heads, slots = problem.batch * problem.num_kv_heads, _slots(tile, device)
+    blocks = -(-problem.seqlen_k // tile.block_n)
+    side_by_side = min(blocks, -(-slots // max(heads, 1)))
+    rows = problem.seqlen_q * problem.num_heads // problem.num_kv_heads / (2 if problem.causal else 1)
+    steps = rows / tile.block_m * max(1, heads * blocks / slots)
+    return _TURN_STEPS * (side_by_side - 1) <= _TURN_SHARE * steps
 
 
 def _slots(tile: KeyValueTile, device: Device) -> int:
     """Blocks that a GPU runs at a time."""
-    of_sm = limits(device.architecture)
-    by_memory = of_sm.shared_per_sm // (tile.shared_bytes + of_sm.shared_reserved)
-    by_registers = _THREADS_OF_MOST_REGISTERS // tile.threads
-    return device.multiprocessors * max(1, min(by_memory, by_registers))
+    most = occupancy(device.architecture, tile.threads, MAX_REGISTERS_PER_THREAD, tile.shared_bytes)
+    return device.multiprocessors * most.blocks_per_sm
 
 
 def why_not(problem: BackwardProblem, device: Device) -> str | None:
-    if problem.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
-        return f"{device.architecture} has no bfloat16"
-    return None
+    return why_not_type(problem.dtype, device)
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    dtypes = (torch.bfloat16, torch.float16) if limits(architecture).bfloat16 else (torch.float16,)
+    dtypes = element_types(architecture)
     all_kernels = [statistics_kernel(dtype, architecture) for dtype in dtypes]
     for configuration in configs.all_configurations(architecture):
         for dtype in dtypes:
             all_kernels.append(query_kernel(configuration.query, dtype, architecture))
-            all_kernels += [
-                key_value_kernel(tile, dtype, architecture)
-                for tile in (configuration.key_value, configuration.single)
-                if tile is not None
-            ]
+            for tile in configuration.key_tiles:
+                all_kernels.append(key_value_kernel(tile, dtype, architecture))
     return list({kernel.label: kernel for kernel in all_kernels}.values())
 
 
 def check(problem: BackwardProblem, configuration: Any) -> None:
     if not isinstance(configuration, PortableBackward):
         raise InputError(f"the portable backward kernels take a PortableBackward, not {configuration!r}")
-    for tile in (
-        configuration.query,
-        configuration.key_value,
-        configuration.single or configuration.key_value,
-    ):
-        if problem.head_dim > tile.head_dim:
-            raise InputError(
-                f"head_dim is {problem.head_dim}; expected at most the {tile.head_dim} of the tiles "
-                f"({configuration.label}): choose again"
-            )
+    most = configuration.query.head_dim
+    if problem.head_dim > most:
+        raise InputError(
+            f"head_dim is {problem.head_dim}; expected at most the {most} of the tiles "
+            f"({configuration.label}): choose again"
+        )
 
 
 def plan(
@@ -167,23 +153,16 @@ def _in_order(launchers: list[Launcher], parts: tuple[int, ...]) -> tuple[Launch
     """
     pack = POINTERS.pack_into
     *offsets, workspace = place(*parts)
-    absent = (0,) * (_WORKSPACE_PARTS - len(parts))
-    if workspace:
+    absent = (0,) * (_WORKSPACE_PARTS - (len(parts) if workspace else 0))
 
-        def launch(*given: int) -> None:
-            *addresses, start_of_parts, stream = given
-            places = [start_of_parts + offset for offset in offsets]
-            for buffer, start in starts:
-                pack(buffer, 0, *addresses, *places, *absent)
-                start(stream)
-
-    else:
-
-        def launch(*given: int) -> None:
-            *addresses, stream = given
-            for buffer, start in starts:
-                pack(buffer, 0, *addresses, *_NO_WORKSPACE)
-                start(stream)
+    def launch(*given: int) -> None:
+        *addresses, stream = given
+        if workspace:
+            begin = addresses.pop()
+            addresses += [begin + offset for offset in offsets]
+        for buffer, start in starts:
+            pack(buffer, 0, *addresses, *absent)
+            start(stream)
 
     starts = [(launcher.buffer, launcher.start) for launcher in launchers]
     return launch, workspace
@@ -228,7 +207,8 @@ def query_fields(problem: BackwardProblem, tile: QueryTile, device: Device) -> t
     heads = problem.batch * problem.num_heads
     # With a causal mask as many heads side by side as the L2 cache holds the keys and values of.
     kv_head_bytes = 2 * max(problem.seqlen_k, 1) * problem.head_dim * problem.dtype.itemsize
-    section = int(device.l2_bytes * _L2_SHARE / kv_head_bytes) * (problem.num_heads // problem.num_kv_heads)
+    group = problem.num_heads // problem.num_kv_heads
+    section = int(device.l2_bytes * _L2_SHARE / kv_head_bytes) * group if problem.causal else 1
     return _fields(problem, problem.seqlen_q, tile.block_m, heads, section, last_first=problem.causal)
 
 
@@ -236,14 +216,13 @@ def key_value_fields(problem: BackwardProblem, tile: KeyValueTile, device: Devic
     """What follows the addresses in the argument of the pass over keys."""
     heads = problem.batch * problem.num_kv_heads
     group = problem.num_heads // problem.num_kv_heads
+    section = 1
     if tile.queries:
         # As many heads as blocks run at a time, so that few of one head do: each begins later than the one before it.
         section = _slots(tile, device)
-        return _fields(
-            problem, problem.seqlen_k, tile.block_n, heads, section, last_first=False, sections=True
-        )
-    group_bytes = 2 * group * max(problem.seqlen_q, 1) * problem.head_dim * problem.dtype.itemsize
-    section = int(device.l2_bytes * _L2_SHARE / group_bytes)
+    elif problem.causal:
+        group_bytes = 2 * group * max(problem.seqlen_q, 1) * problem.head_dim * problem.dtype.itemsize
+        section = int(device.l2_bytes * _L2_SHARE / group_bytes)
     # The first keys are seen by the most rows.
     return _fields(problem, problem.seqlen_k, tile.block_n, heads, section, last_first=False)
 
@@ -274,7 +253,6 @@ def _fields(
     section: int,
     *,
     last_first: bool,
-    sections: bool = False,
 ) -> tuple[float, ...]:
     element = problem.dtype.itemsize
     strides = (
@@ -298,7 +276,7 @@ def _fields(
         problem.statistics_rows,
         -(-length // block),
         heads,
-        min(max(1, section), heads) if problem.causal or sections else 1,
+        min(max(1, section), heads),
         int(last_first),
         problem.softmax_scale * math.log2(math.e) or _NO_SCALE,
         problem.softmax_scale,

@@ -20,7 +20,7 @@ struct BackwardParameters {
     char* grad_value;
     float* lse_log2;  // (batch x heads, statistics_rows): the logarithm to base 2; plus infinity where a row has no keys
     float* delta;     // likewise. Rows past the end, up to a multiple of four, hold plus infinity and zero.
-    float* query_sums;  // (batch x heads, row blocks, fragments of float32): gradients of queries on their way
+    float4* query_sums;  // (batch x heads, row blocks, fragments of float32): gradients of queries on their way
     uint32* turns;      // (batch x heads, statistics_rows / 32 rounded up): zeros before the blocks of keys begin; or null
     // Strides in bytes. The head dimension is contiguous.
     int64 query_batch, query_head, query_row;

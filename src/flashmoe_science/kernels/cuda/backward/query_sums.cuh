@@ -8,8 +8,7 @@
 #pragma once
 #include "backward/parameters.cuh"
 #include "backward/products.cuh"
-#include "ptx/arrival.cuh"
-#include "ptx/fragment_sums.cuh"
+#include "ptx/turns.cuh"
 #include "ptx/vector.cuh"
 #include "swizzle.cuh"
 #include "types.cuh"
@@ -90,16 +89,6 @@ struct QueryShare {
         }
     }
 
-    // `target`: this warp's part of the tile's sums in global memory.
-    template <typename Body>
-    __device__ __forceinline__ void for_fragments(float* target, Body body) {
-#pragma unroll
-        for (int m = 0; m < kSumRowTiles; ++m) {
-#pragma unroll
-            for (int n = 0; n < kSumColumns / 8; ++n) body(target + (m * (kSumColumns / 8) + n) * 128, sums[m][n]);
-        }
-    }
-
     // `row_block`: the step's tile, of query head `slice` (of batch x heads). `key_block`: this block's turn of `turn`, of
     // which lane 0 has `seen` a value.
     __device__ __forceinline__ void add(const BackwardParameters& p, const uint32* turn, uint32 seen, int slice, int row_block,
@@ -109,35 +98,32 @@ struct QueryShare {
         const int row_blocks = (p.seqlen_q + BLOCK_M - 1) / BLOCK_M;
         const int last_key = min(p.seqlen_k, min((row_block + 1) * BLOCK_M, p.seqlen_q) + p.causal_offset) - 1;
         const bool is_last = last_key / BLOCK_N == key_block;
-        float* target = p.query_sums + (static_cast<int64>(slice) * row_blocks + row_block) * (BLOCK_M * HEAD_DIM) +
-                        warp * (kSumRows * kSumColumns);
+        float4* target = p.query_sums + (static_cast<int64>(slice) * row_blocks + row_block) * (BLOCK_M * HEAD_DIM / 4) +
+                         warp * (kSumRows * kSumColumns / 4) + lane;
         if (key_block > 0) {
             // What is added needs the turn's value alone; what is read, all that was written before it.
             if (lane == 0 && (is_last || seen != key_block)) await_turn(turn, key_block);
             __syncwarp();
         }
-        if (!is_last && key_block > 0) {
-            for_fragments(target, [&](float* at, float(&x)[4]) { add_to_fragment(at, lane, x); });
-            return;
-        }
-        if (!is_last) {
-            for_fragments(target, [&](float* at, float(&x)[4]) { store_fragment(at, lane, x); });
-            return;
-        }
-        if (key_block > 0) {
-            for_fragments(target, [&](float* at, float(&x)[4]) {
-                float before[4];
-                load_fragment(before, at, lane);
 #pragma unroll
-                for (int i = 0; i < 4; ++i) x[i] += before[i];
-            });
+        for (int m = 0; m < kSumRowTiles; ++m) {
+#pragma unroll
+            for (int n = 0; n < kSumColumns / 8; ++n, target += 32) {
+                float(&x)[4] = sums[m][n];
+                if (is_last && key_block > 0) {
+                    const float4 before = load_partial(target);
+                    x[0] += before.x, x[1] += before.y, x[2] += before.z, x[3] += before.w;
+                } else if (!is_last) {
+                    const float4 share{x[0], x[1], x[2], x[3]};
+                    if (key_block > 0) {
+                        add_partial(target, share);
+                    } else {
+                        store_partial(target, share);
+                    }
+                }
+            }
         }
-        write(p, slice, row_block);
-    }
-
-private:
-    __device__ __forceinline__ void write(const BackwardParameters& p, int slice, int row_block) {
-        const int lane = thread_index() % 32;
+        if (!is_last) return;
         const int first = row_block * BLOCK_M + row + lane / 4;
         const int first_column = column + 2 * (lane % 4);
         char* rows = p.grad_query + slice / p.num_heads * p.grad_query_batch + slice % p.num_heads * p.grad_query_head;

@@ -37,13 +37,6 @@ __device__ __forceinline__ float2 load_partial(const float2* address) {
 
 // Turns: one block after another works on something.
 //
-// Orders nothing: who finds its turn may add to what others have written, as no addition is begun before the value is there.
-__device__ __forceinline__ uint32 look_at_turn(const uint32* turn) {
-    uint32 now;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-    return now;
-}
-
 // Waits until it is the turn of `value`.
 __device__ __forceinline__ void await_turn(const uint32* turn, uint32 value) {
     uint32 now;

@@ -6,6 +6,8 @@ import ctypes
 import dataclasses
 import math
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -175,6 +177,27 @@ def test_fields_are_those_of_the_headers_struct_in_order() -> None:
     assert passed["scale_log2"] == pytest.approx(case.scale * math.log2(math.e))
 
 
+@pytest.mark.parametrize(
+    ("parts", "given", "packed"),
+    [
+        ((), (), (0, 0, 0, 0)),
+        ((0, 0, 0, 0), (), (0, 0, 0, 0)),  # no rows
+        ((10, 10), (4096,), (4096, 4352, 0, 0)),
+        ((10, 300, 10, 10), (4096,), (4096, 4352, 4864, 5120)),
+    ],
+)
+def test_parts_of_the_workspace_are_passed_on(
+    parts: tuple[int, ...], given: tuple[int, ...], packed: tuple[int, ...]
+) -> None:
+    streams: list[int] = []
+    launcher: Any = SimpleNamespace(buffer=ctypes.create_string_buffer(256), start=streams.append)
+    launch, size = portable._in_order([launcher], parts)
+    assert (size > 0) == bool(given)
+    launch(*range(1, 11), *given, 7)
+    assert portable.POINTERS.unpack_from(launcher.buffer) == (*range(1, 11), *packed)
+    assert streams == [7]
+
+
 # --- the kernels' source, on the CPU
 
 QUERY = QueryTile(head_dim=32, block_m=32, block_n=32, chunk=16, warps=2)
@@ -183,11 +206,11 @@ TILES = {
     "operands from shared memory, one role": PortableBackward(QUERY, SINGLE),
     "operands in registers, two roles": PortableBackward(
         dataclasses.replace(QUERY, block_m=64, chunk=32, register_steps=2),
-        dataclasses.replace(SINGLE, block_n=32, chunk=32, roles=2, warps=4, register_steps=2),
+        dataclasses.replace(SINGLE, block_n=32, chunk=32, roles=2, warps=4),
     ),
-    "part of the operands in registers, three stages": PortableBackward(
+    "part of the operands in registers": PortableBackward(
         dataclasses.replace(QUERY, register_steps=1),
-        dataclasses.replace(SINGLE, roles=2, warps=4, stages=3, register_steps=1),
+        dataclasses.replace(SINGLE, roles=2, warps=4),
     ),
     "one pass, one role": PortableBackward(
         QUERY, SINGLE, dataclasses.replace(SINGLE, block_n=64, block_m=64, warps=4, queries=True)
