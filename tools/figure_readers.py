@@ -69,6 +69,22 @@ def against(rivals: Sequence[str], cells: int) -> Callable[[Path], tuple[float, 
     return read
 
 
+def against_among(
+    rivals: Sequence[str], beginnings: tuple[str, ...], cells: int
+) -> Callable[[Path], tuple[float, ...]]:
+    """The same over the `cells` cases whose names begin with one of ``beginnings``."""
+
+    def read(folder: Path) -> tuple[float, ...]:
+        results = finished(folder).run.results
+        assert results is not None
+        cases = [case for case in results.cases if case.name.startswith(beginnings)]
+        if len(cases) != cells:
+            raise UsageError(f"{folder} has {len(cases)} cases of {', '.join(beginnings)}; expected {cells}")
+        return ratios_to_best(cases, results.others, rivals)
+
+    return read
+
+
 def ratios_to_best(
     candidate: Iterable[Comparison], others: Iterable[Comparison], rivals: Sequence[str]
 ) -> tuple[float, float]:
@@ -222,13 +238,6 @@ def host_of_training(*calls: str) -> Callable[[Path], tuple[float, ...]]:
         return tuple(float(measured[call]) for call in calls)
 
     return read
-
-
-def tiles_of_gradients(folder: Path) -> tuple[float, ...]:
-    """PyTorch's time over ours with the best tiles of each cell, at head dims 64 and 128: geometric mean and least."""
-    lines = map(json.loads, (folder / "first.jsonl").read_text(encoding="utf-8").splitlines())
-    ratios = [line["ratio"] for line in lines if line["kind"] == "cell" and line["head_dim"] <= 128]
-    return statistics.geometric_mean(ratios), min(ratios)
 
 
 def moe_memory(folder: Path) -> tuple[float, ...]:

@@ -6,6 +6,7 @@ from figure_bounds import Bound, Row, least, mean, ratio, share, unit
 from figure_lab_rows import LAB
 from figure_readers import (
     against,
+    against_among,
     against_each,
     against_on,
     compiled,
@@ -24,7 +25,6 @@ from figure_readers import (
     peak_share,
     share_between,
     small_alone,
-    tiles_of_gradients,
 )
 from figure_serving_rows import SERVING
 from figure_training_rows import TRAINING
@@ -132,6 +132,12 @@ TABLES: dict[str, tuple[Row, ...]] = {
             fields(*(decode_share("amx", dtype) for dtype in ("fp16", "bf16", "fp32"))),
         ),
         Row(
+            "gradients on two cores of a Zen 3, the 24 cells of the suite `backward-cpu` (fp32 and bf16)",
+            "cpu-zen3-backward",
+            (mean(1.5), least(1.0)),
+            mean_and_least(24),
+        ),
+        Row(
             "error against float64 over PyTorch's own, the suite's shapes in fp16, bf16 and fp32",
             "cpu-figures",
             (Bound("worst element", 2.0, ratio), Bound("RMS", 1.15, ratio)),
@@ -174,6 +180,12 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "h200-hopper",
             (mean(0.88), least()),
             against([CUDNN, FLASH_ATTENTION_4], 36),
+        ),
+        Row(
+            "the same against the better of cuDNN and FlashAttention-3 in each cell",
+            "h200-hopper-beside-fa3",
+            (mean(0.88), least()),
+            against(["pytorch", CUDNN, "flash_attn_3"], 36),
         ),
         Row(
             "portable kernel against PyTorch's FlashAttention-2, the 24 cells of the suite `portable`, GPU time",
@@ -233,10 +245,10 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             "portable kernels of gradients against PyTorch's FlashAttention-2, head dims 64 and 128, 24 cells, GPU "
-            "time: their first version with the best tiles of each cell",
-            "h200-backward-portable",
+            "time",
+            "h200-backward-one-pass",
             (mean(1.0), least(1.0)),
-            tiles_of_gradients,
+            against_among(["pytorch_flash"], ("d64", "d128"), 24),
         ),
         Row(
             "forward and backward pass as a training step calls them, launches included, against the best of the same "

@@ -105,25 +105,27 @@ struct QueryShare {
             if (lane == 0 && (is_last || seen != key_block)) await_turn(turn, key_block);
             __syncwarp();
         }
+        const auto each = [&](auto body) {
 #pragma unroll
-        for (int m = 0; m < kSumRowTiles; ++m) {
+            for (int m = 0; m < kSumRowTiles; ++m) {
 #pragma unroll
-            for (int n = 0; n < kSumColumns / 8; ++n, target += 32) {
-                float(&x)[4] = sums[m][n];
-                if (is_last && key_block > 0) {
-                    const float4 before = load_partial(target);
-                    x[0] += before.x, x[1] += before.y, x[2] += before.z, x[3] += before.w;
-                } else if (!is_last) {
-                    const float4 share{x[0], x[1], x[2], x[3]};
-                    if (key_block > 0) {
-                        add_partial(target, share);
-                    } else {
-                        store_partial(target, share);
-                    }
-                }
+                for (int n = 0; n < kSumColumns / 8; ++n) body(target + (m * (kSumColumns / 8) + n) * 32, sums[m][n]);
             }
+        };
+        if (!is_last && key_block > 0) {
+            each([](float4* at, float(&x)[4]) { add_partial(at, float4{x[0], x[1], x[2], x[3]}); });
+            return;
         }
-        if (!is_last) return;
+        if (!is_last) {
+            each([](float4* at, float(&x)[4]) { store_partial(at, float4{x[0], x[1], x[2], x[3]}); });
+            return;
+        }
+        if (key_block > 0) {  // all loads are under way before the first is waited for
+            each([](float4* at, float(&x)[4]) {
+                const float4 before = load_partial(at);
+                x[0] += before.x, x[1] += before.y, x[2] += before.z, x[3] += before.w;
+            });
+        }
         const int first = row_block * BLOCK_M + row + lane / 4;
         const int first_column = column + 2 * (lane % 4);
         char* rows = p.grad_query + slice / p.num_heads * p.grad_query_batch + slice % p.num_heads * p.grad_query_head;
