@@ -135,8 +135,9 @@ def main() -> None:
                     device_of(torch.cuda.current_device()).architecture, given[1]
                 )
                 passes = other if choice.configuration.single is None else replace(other, single=None)
-                assert_right(case, needs, replace(choice, configuration=passes))
-                launches["portable, the other number of passes"] += 1
+                if passes != choice.configuration:
+                    assert_right(case, needs, replace(choice, configuration=passes))
+                    launches["portable, the other number of passes"] += 1
     if launches[GradientKind.HOPPER.value]:
         for given, tile in zip(LONG, LONG_TILES, strict=True):
             assert_right(made(*given, torch.bfloat16), ALL, Choice(GradientKind.HOPPER, tile, ""))

@@ -26,7 +26,7 @@ class _Pace:
     """In one sample, at least."""
 
 
-_CPU = _Pace(3e10, 1e10, 1)
+_CPU = _Pace(2e10, 1e10, 1)
 _CUDA = _Pace(3e13, 4e11, 3)
 
 _SAMPLE_S = 0.015

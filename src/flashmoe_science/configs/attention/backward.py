@@ -122,7 +122,9 @@ class PortableBackward:
     query: QueryTile
     key_value: KeyValueTile
     single: KeyValueTile | None = None
-    """Of the pass that makes all three gradients, where it is taken if all are asked for."""
+    """Of the pass that makes the query's gradient, too, if it and another are asked for."""
+    least_keys: int = 0
+    """With which that pass was faster."""
 
     @property
     def key_tiles(self) -> tuple[KeyValueTile, ...]:
@@ -140,7 +142,13 @@ class PortableBackward:
 
 
 def _tiles(
-    head_dim: int, query: _Ints, keys: _Ints, single: _Ints | None = None, *, mma_k: int = 16
+    head_dim: int,
+    query: _Ints,
+    keys: _Ints,
+    single: _Ints | None = None,
+    least_keys: int = 0,
+    *,
+    mma_k: int = 16,
 ) -> PortableBackward:
     """Each as far as the fields of its tile are given in order; of the query's the last is 1 for operands in registers.
 
@@ -150,6 +158,7 @@ def _tiles(
         QueryTile(head_dim, *query[:-1], register_steps=query[-1] * head_dim // 16, mma_k=mma_k),
         KeyValueTile(head_dim, *keys, mma_k=mma_k),
         None if single is None else KeyValueTile(head_dim, *single, mma_k=mma_k, queries=True),
+        least_keys,
     )
 
 
@@ -159,24 +168,24 @@ def _table(*tiles: PortableBackward) -> dict[int, PortableBackward]:
 
 _SM_90 = _table(
     _tiles(32, (64, 64, 32, 2, 1), (64, 64, 64, 4), (128, 64, 32, 4)),
-    _tiles(64, (64, 64, 32, 2, 1), (64, 64, 32, 2), (128, 64, 16, 4)),
+    _tiles(64, (64, 64, 32, 2, 1), (64, 64, 32, 2), (128, 64, 16, 4), 768),
     _tiles(96, (64, 64, 32, 2, 0), (64, 64, 32, 4)),
     _tiles(128, (64, 64, 64, 4, 1), (64, 64, 32, 4), (128, 64, 32, 8, 2)),
     _tiles(192, (64, 32, 32, 4, 0), (64, 32, 32, 8, 2)),
-    _tiles(256, (128, 32, 32, 8, 0), (32, 32, 32, 4, 2), (64, 32, 32, 8, 2)),
+    _tiles(256, (128, 32, 32, 8, 0), (32, 32, 32, 4, 2), (64, 32, 32, 8, 2), 2048),
 )
 _SM_80 = _SM_90 | _table(
-    _tiles(64, (64, 64, 32, 2, 1), (64, 64, 32, 2), (256, 64, 16, 8)),
-    _tiles(128, (64, 32, 32, 4, 1), (64, 64, 32, 4), (128, 32, 32, 8, 2)),
-    _tiles(256, (64, 32, 32, 4, 0), (32, 32, 32, 4, 2), (64, 32, 32, 8, 2)),
+    _tiles(64, (64, 64, 32, 2, 1), (64, 64, 32, 2)),
+    _tiles(128, (64, 32, 32, 4, 1), (64, 64, 32, 4), (128, 32, 32, 8, 2), 2048),
+    _tiles(256, (64, 32, 32, 4, 0), (32, 32, 32, 4, 2), (64, 32, 32, 8, 2), 2048),
 )
 _SM_86 = _SM_90 | _table(  # 99 KB
-    _tiles(128, (64, 32, 32, 4, 1), (64, 32, 32, 4), (64, 32, 32, 4, 2)),
+    _tiles(128, (64, 32, 32, 4, 1), (64, 32, 32, 4), (64, 32, 32, 4, 2), 2048),
     _tiles(192, (64, 32, 32, 4, 0), (32, 32, 32, 4, 2)),
     _tiles(256, (64, 16, 16, 4, 0), (32, 16, 16, 4, 2)),
 )
 _SM_120 = _SM_86 | _table(  # the same, but the compiler needs more registers
-    _tiles(128, (64, 32, 32, 4, 1), (64, 32, 32, 4), (64, 32, 16, 4, 2)),
+    _tiles(128, (64, 32, 32, 4, 1), (64, 32, 32, 4), (64, 32, 16, 4, 2), 2048),
 )
 _SM_75 = _table(  # 64 KB, no cp.async
     _tiles(32, (64, 32, 32, 4, 0), (64, 32, 32, 4), mma_k=8),

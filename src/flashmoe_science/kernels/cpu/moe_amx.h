@@ -2,10 +2,7 @@
 // with dot products.
 //
 // Rows of weights are the first operand as they lie in memory. Tokens are the second, as columns: [depth / 2][tokens] pairs of
-// neighbouring numbers, in panels of up to PANEL_TOKENS. A thread packs the tokens of a group, those of one expert's task, when it
-// meets the group's first task, and most tasks that it takes next are the same group's. Results have a row for each row of
-// weights, so two rows of intermediate values make a row of pairs that the second product reads as it is. What goes to rows of
-// tokens, results and z, is transposed.
+// neighbouring numbers, in panels of up to PANEL_TOKENS, which a thread packs when it meets a group's first task.
 #pragma once
 
 #include "activation.h"

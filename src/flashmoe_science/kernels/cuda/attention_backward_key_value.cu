@@ -1,9 +1,9 @@
-// The second pass of attention backward for sm_75 and later: the gradients of keys and values, on mma.sync.
+// The pass over keys of attention backward for sm_75 and later: the gradients of keys and values, on mma.sync.
 //
 // A block owns BLOCK_N keys of one key head and walks over the query rows that see them, in all query heads of the group.
 // Scores are computed transposed, keys in the rows, so that Pᵀ and dSᵀ go from accumulator to operand in registers.
 // Statistics of the rows come from the pass over queries (attention_backward_query.cu) or from
-// attention_backward_statistics.cu. No atomics and one owner per key: the same call gives the same bits.
+// attention_backward_statistics.cu. One owner per key and one order of sums: the same call gives the same bits.
 //
 // ROLES 1: every warp makes both gradients of its keys. ROLES 2: two warps share their keys; one makes P and the gradient of
 // the values, the other dP, dS and the gradient of the keys. Each holds one accumulator, so it can own twice the keys; P
@@ -120,8 +120,9 @@ __device__ __forceinline__ bool hide(Scores& scores, float value, int row, uint3
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int key = m * 16 + i / 2 * 8;
-                if (n * 8 + i % 2 < first_visible + key || (QUERIES && key >= keys)) {
-                    not_finite |= !(fabsf(scores[m][n][i]) < POSITIVE_INFINITY);
+                const bool past = QUERIES && key >= keys;  // whose sums are not written, so they need no guard
+                if (n * 8 + i % 2 < first_visible + key || past) {
+                    not_finite |= !past && !(fabsf(scores[m][n][i]) < POSITIVE_INFINITY);
                     scores[m][n][i] = value;
                 }
             }
@@ -371,7 +372,7 @@ attention_backward_key_value(const __grid_constant__ BackwardParameters p) {
             const Chunk noted = load_shared(noted_steps + step % 4 * kChunkBytes);
             const int row_block = noted.z;
             const uint32 tile = weight_gradients + step % 2 * kWeightGradientBytes;
-            const bool guarded = !NO_MASK && is_masked(row_block * BLOCK_M) && load_shared(kept).w != 0;
+            const bool guarded = !NO_MASK && row_block * BLOCK_M + p.causal_offset < last_key && load_shared(kept).w != 0;
             const uint32* turn = p.turns + noted.x;
             const uint32 seen = thread_index() % 32 == 0 ? look_at_turn(turn) : 0;  // long before it is needed
             QueryShare share;
@@ -392,7 +393,7 @@ attention_backward_key_value(const __grid_constant__ BackwardParameters p) {
         const auto pass_noted = [&](int step) {
             pass_turn(p.turns + load_shared(noted_steps + step % 4 * kChunkBytes).x, Keys(kept).block + 1);
         };
-        if (!NO_MASK && is_masked(first_block * BLOCK_M)) {
+        if (!NO_MASK && first_block * BLOCK_M + p.causal_offset < last_key) {
             copy_wait<0>();
             __syncthreads();
             if (has_not_finite<kThreads, BLOCK_N>(key_tile)) store_shared(kept + 12, 1u);

@@ -1,11 +1,8 @@
 // One product of a mixture of experts for few tokens, by slots: with its activation (slots, intermediate) from (tokens,
 // hidden), or (slots, hidden) from (slots, intermediate). The warps of a block share the inner dimension.
 //
-// The time is that of reading the weights of the experts that were chosen. A unit is M_TILES tiles (few_parameters.cuh) of
-// one group (few_routing.cuh); persistent blocks take every gridDim.x-th. The warps of a block split a unit's inner
-// dimension: they read 32 * K_STEPS * WARPS contiguous elements of each row at about the same time. Every warp has
-// a ring of its own, which goes on with the next unit while one ends: STAGES stages are in flight at all times.
-// Partial sums meet in shared memory, added in the order of the warps.
+// Persistent blocks take units (few_parameters.cuh, few_routing.cuh) one after another, and their warps split a unit's inner
+// dimension, each with a ring of its own: docs/kernels/moe-few.md. Partial sums are added in the order of the warps.
 //
 // Macros besides those of few_parameters.cuh: SECOND (1: the second product, whose weights may be copied before the
 // kernel ahead, whose results they meet, has ended).

@@ -1,11 +1,7 @@
 // A router's choice of experts in one pass: scores, top-k and the weights of what was chosen.
 //
-// LANES lanes own a token. They hold the ranks of its experts in registers; k times the best that is left is found by two
-// reductions, of its rank and of its expert's number. Only then do k lanes read the chosen logits once more.
-//
-// Ranks: logits where there is no bias (scores rise with them), else score + bias in float32. Equal ranks go by expert,
-// the lower first; NaN is below every number. So the ids are always k different experts. Weights follow IEEE
-// arithmetic: a NaN logit makes its token's softmax NaN, as do plus infinity and nothing but minus infinity.
+// LANES lanes own a token. Equal ranks go by expert, the lower first, and NaN is below every number, so the ids are always k
+// different experts: docs/kernels/topk.md.
 //
 // Macros: EXPERTS_PER_LANE (at most LANES * EXPERTS_PER_LANE experts), LANES (8 or 32), WARPS, LOGITS_BITS (32: float32, 16:
 // the element type of types.cuh), NATIVE_REDUX (ptx/redux.cuh), DEPENDENT (ptx/dependent_launch.cuh), LOSSES (1: a grid of

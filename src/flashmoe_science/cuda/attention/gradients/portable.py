@@ -37,9 +37,7 @@ _FLOAT_BYTES = 4
 _WORKSPACE_PARTS = 4
 _TURN_ROWS = configs.STATISTICS_THREADS // 4  # that a counter of turns is there for
 _TURN_STEPS = 2  # of a block of keys before the next one of its head may add to the same rows
-_TURN_SHARE = (
-    0.25  # of a block's steps that may pass by waiting: with two passes there are 7 products instead of 5
-)
+_TURN_SHARE = 0.25  # of a block's steps that may pass by waiting: two passes make 7 products instead of 5
 _L2_SHARE = 0.5  # part of the L2 cache that what one section of heads reads again and again may fill
 _NO_SCALE = 1e-30  # stands for a softmax scale of zero: no score counts, and none times it is not a number
 
@@ -49,8 +47,7 @@ def choose(problem: BackwardProblem, device: Device) -> Choice | None:
     if why_not(problem, device) is not None:
         return None
     configuration = configs.configuration(device.architecture, problem.head_dim)
-    single = configuration.single
-    if single is None or not _keeps_turns_moving(problem, single, device):
+    if problem.seqlen_k < configuration.least_keys or not _keeps_turns_moving(problem, configuration, device):
         configuration = dataclasses.replace(configuration, single=None)
         return Choice(
             GradientKind.PORTABLE, configuration, "mma.sync kernels, a pass over queries and one over keys"
@@ -58,16 +55,20 @@ def choose(problem: BackwardProblem, device: Device) -> Choice | None:
     return Choice(GradientKind.PORTABLE, configuration, "mma.sync kernel, one pass over keys")
 
 
-def _keeps_turns_moving(problem: BackwardProblem, tile: KeyValueTile, device: Device) -> bool:
-    """Whether blocks of one head, which add to its queries' gradients in turn, seldom wait: of those that run side by
-    side each begins `_TURN_STEPS` after the one before it, which all steps of a multiprocessor make up for.
+def _keeps_turns_moving(problem: BackwardProblem, configuration: PortableBackward, device: Device) -> bool:
+    """Whether one pass fills the GPU, and its blocks seldom wait. Those of one head add to its queries' gradients in
+    turn: of those that run side by side each begins `_TURN_STEPS` after the one before it, which all steps of a
+    multiprocessor make up for.
     """
+    tile = configuration.single
+    if tile is None:
+        return False
     heads, slots = problem.batch * problem.num_kv_heads, _slots(tile, device)
     blocks = -(-problem.seqlen_k // tile.block_n)
     side_by_side = min(blocks, -(-slots // max(heads, 1)))
     rows = problem.seqlen_q * problem.num_heads // problem.num_kv_heads / (2 if problem.causal else 1)
-    steps = rows / tile.block_m * max(1, heads * blocks / slots)
-    return _TURN_STEPS * (side_by_side - 1) <= _TURN_SHARE * steps
+    steps = rows / tile.block_m * heads * blocks / slots
+    return heads * blocks >= slots and _TURN_STEPS * (side_by_side - 1) <= _TURN_SHARE * steps
 
 
 def _slots(tile: KeyValueTile, device: Device) -> int:

@@ -98,11 +98,12 @@ struct QueryShare {
         const int row_blocks = (p.seqlen_q + BLOCK_M - 1) / BLOCK_M;
         const int last_key = min(p.seqlen_k, min((row_block + 1) * BLOCK_M, p.seqlen_q) + p.causal_offset) - 1;
         const bool is_last = last_key / BLOCK_N == key_block;
+        const bool reads = key_block > 0 && (is_last || !ADDS_IN_MEMORY);
         float4* target = p.query_sums + (static_cast<int64>(slice) * row_blocks + row_block) * (BLOCK_M * HEAD_DIM / 4) +
                          warp * (kSumRows * kSumColumns / 4) + lane;
         if (key_block > 0) {
             // What is added needs the turn's value alone; what is read, all that was written before it.
-            if (lane == 0 && (is_last || seen != key_block)) await_turn(turn, key_block);
+            if (lane == 0 && (reads || seen != key_block)) await_turn(turn, key_block);
             __syncwarp();
         }
         const auto each = [&](auto body) {
@@ -112,19 +113,18 @@ struct QueryShare {
                 for (int n = 0; n < kSumColumns / 8; ++n) body(target + (m * (kSumColumns / 8) + n) * 32, sums[m][n]);
             }
         };
-        if (!is_last && key_block > 0) {
+        if (reads) {  // all loads are under way before the first is waited for
+            each([](float4* at, float(&x)[4]) {
+                const float4 before = load_partial(at);
+                x[0] += before.x, x[1] += before.y, x[2] += before.z, x[3] += before.w;
+            });
+        } else if (key_block > 0) {
             each([](float4* at, float(&x)[4]) { add_partial(at, float4{x[0], x[1], x[2], x[3]}); });
             return;
         }
         if (!is_last) {
             each([](float4* at, float(&x)[4]) { store_partial(at, float4{x[0], x[1], x[2], x[3]}); });
             return;
-        }
-        if (key_block > 0) {  // all loads are under way before the first is waited for
-            each([](float4* at, float(&x)[4]) {
-                const float4 before = load_partial(at);
-                x[0] += before.x, x[1] += before.y, x[2] += before.z, x[3] += before.w;
-            });
         }
         const int first = row_block * BLOCK_M + row + lane / 4;
         const int first_column = column + 2 * (lane % 4);

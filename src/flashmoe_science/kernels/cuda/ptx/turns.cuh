@@ -9,12 +9,15 @@ __device__ __forceinline__ uint32 look_at_turn(const uint32* turn) {
     return now;
 }
 
-__device__ __forceinline__ void add_partial(float4* address, float4 x) {
 #if __CUDA_ARCH__ >= 900
+#define ADDS_IN_MEMORY 1
+#else
+#define ADDS_IN_MEMORY 0  // four floats at once: they are loaded, added and stored
+#endif
+
+__device__ __forceinline__ void add_partial(float4* address, float4 x) {
+#if ADDS_IN_MEMORY
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
                  ::"l"(address), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
-#else
-    const float4 before = load_partial(address);
-    store_partial(address, float4{before.x + x.x, before.y + x.y, before.z + x.z, before.w + x.w});
 #endif
 }

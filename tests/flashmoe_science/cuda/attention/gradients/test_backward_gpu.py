@@ -97,6 +97,8 @@ def _choices(case: Backward, needs: Needs, kind: GradientKind) -> list[Choice]:
     whole = dataclasses.replace(
         chosen, configuration=portable_configs.configuration(device.architecture, case.query.shape[-1])
     )
+    if whole.configuration.single is None:
+        return [chosen]
     two = dataclasses.replace(chosen, configuration=dataclasses.replace(whole.configuration, single=None))
     return [whole, two]
 
@@ -227,7 +229,8 @@ def test_one_pass_gives_the_same_bits_beside_another(head_dim: int, causal: bool
     """More blocks than the GPU runs at a time, of which those of a head wait for each other, in two grids at once."""
     case = case_of((1500, 1500), head_dim, heads=(32, 16), causal=causal)
     choice = next(iter(_choices(case, ALL, GradientKind.PORTABLE)))
-    assert choice.configuration.single is not None
+    if choice.configuration.single is None:
+        pytest.skip(f"there is no tile for one pass at head_dim {head_dim} here")
     first = backward(case, choice=choice)
     streams = [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()

@@ -124,11 +124,13 @@ def test_choice() -> None:
 @pytest.mark.parametrize(
     ("shape", "single"),
     [
-        ((16, 32, 1024, 64), True),
+        ((16, 32, 1024, 32), True),
         ((1, 16, 16384, 128), True),
         ((1, 1, 16384, 128), False),  # all blocks of keys of the one head side by side
-        ((1, 4, 2048, 64), False),  # fewer blocks than the GPU runs at a time
-        ((1, 4, 100, 64), True),  # one block of keys
+        ((1, 4, 4096, 128), False),  # a quarter of them
+        ((1, 16, 128, 32), False),  # fewer blocks than the GPU runs at a time
+        ((16, 16, 1024, 128), False),  # fewer keys than with which one pass was faster
+        ((16, 32, 1024, 64), False),  # no tile for one pass
     ],
 )
 def test_one_pass_where_blocks_of_a_head_do_not_wait(shape: tuple[int, ...], single: bool) -> None:
@@ -220,6 +222,8 @@ TILES = {
     ),
 }
 
+ONE_PASS = ["one pass, one role", "one pass, two roles"]
+
 
 class Emulation:
     """The kernels of some tiles as functions on CPU tensors."""
@@ -232,8 +236,8 @@ class Emulation:
     ) -> None:
         library = self._libraries.get(kernel.label)
         if library is None:
-            # Copies as late as they may happen in one pass, as early in the other.
-            late = kernel.function.endswith("query")
+            # Copies as late as they may happen, but in the second of two passes as early.
+            late = kernel.function.endswith("query") or bool(kernel.macros.get("QUERIES"))
             library = compile_emulation(kernel, "BackwardParameters", copies_late=late)
             self._libraries[kernel.label] = library
         argument = ctypes.create_string_buffer(portable.ARGUMENT_BYTES)
@@ -249,7 +253,7 @@ class Emulation:
             torch.full_like(tensor, math.nan) if needed else None
             for needed, tensor in zip(needs, (case.query, case.key, case.value), strict=True)
         ]
-        single = tiles.single if all(needs) else None
+        single = tiles.single if needs.query and (needs.key or needs.value) else None
         workspace = [torch.full((size // 4,), math.nan) for size in portable.workspace_bytes(problem, single)]
         inputs = (case.query, case.key, case.value, case.output, case.grad_output, case.lse, case.grad_lse)
         addresses = [
@@ -285,7 +289,7 @@ def test_gradients(emulation: Emulation, tiles: PortableBackward, dtype: torch.d
 
 @NEEDS_COMPILER
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("tiles", ["one pass, one role", "one pass, two roles"])
+@pytest.mark.parametrize("tiles", ONE_PASS)
 def test_blocks_of_keys_wait_for_their_turns(emulation: Emulation, tiles: str, causal: bool) -> None:
     """Side by side they give the bits that they give one after another."""
     case = case_of((150, 130), causal=causal, heads=(4, 2))
@@ -299,19 +303,46 @@ def test_blocks_of_keys_wait_for_their_turns(emulation: Emulation, tiles: str, c
 @NEEDS_COMPILER
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 40), (40, 1), (64, 64), (33, 65)])
-def test_lengths(emulation: Emulation, lengths: tuple[int, int], causal: bool) -> None:
+@pytest.mark.parametrize("tiles", ["operands in registers, two roles", *ONE_PASS])
+def test_lengths(emulation: Emulation, tiles: str, lengths: tuple[int, int], causal: bool) -> None:
     case = case_of(lengths, causal=causal)
-    assert_gradients(case, emulation.backward(case, TILES["operands in registers, two roles"]))
+    assert_gradients(case, emulation.backward(case, TILES[tiles]))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("tiles", ONE_PASS)
+def test_keys_past_the_end_do_not_count(emulation: Emulation, tiles: str) -> None:
+    """A log-sum-exp of about -1,400: keys past the end would have weights that are not finite."""
+    case = case_of((50, 70), causal=False)
+    query, key = (40 + case.query.float()).to(BF16), (-6 + 0.1 * case.key.float()).to(BF16)
+    case = backward_case(
+        query, key, case.value, case.grad_output, causal=False, scale=None, grad_lse=torch.zeros(2, 2, 50)
+    )
+    assert case.lse.max() < -1000
+    assert_gradients(case, emulation.backward(case, TILES[tiles]))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("tiles", [*ONE_PASS, "part of the operands in registers"])
+def test_what_is_not_finite_reaches_all_that_see_it(emulation: Emulation, tiles: str) -> None:
+    """Keys past the end see nothing, and leave nothing out of what others see."""
+    case = case_of((50, 70), causal=False)
+    case.grad_output[:, :, -5, 7] = math.nan
+    _, _, of_value = emulation.backward(case, TILES[tiles])
+    assert of_value is not None
+    assert of_value[..., 7].isnan().all()
+    assert of_value[..., :7].isfinite().all()
 
 
 @NEEDS_COMPILER
 @pytest.mark.parametrize("tiles", TILES.values(), ids=list(TILES))
-def test_rows_without_keys_get_zeros(emulation: Emulation, tiles: PortableBackward) -> None:
-    case = case_of((70, 37))
-    case.grad_output[:, :, :33] = math.nan  # of rows that see no key
+@pytest.mark.parametrize("rows", [33, 113])
+def test_rows_without_keys_get_zeros(emulation: Emulation, tiles: PortableBackward, rows: int) -> None:
+    case = case_of((rows + 37, 37))
+    case.grad_output[:, :, :rows] = math.nan  # of rows that see no key
     gradients = emulation.backward(case, tiles)
     assert gradients[0] is not None
-    assert (gradients[0][:, :, :33] == 0).all()
+    assert (gradients[0][:, :, :rows] == 0).all()
     clean = dataclasses.replace(case, grad_output=case.grad_output.nan_to_num(0.0))
     assert_gradients(clean, gradients)
 
@@ -331,9 +362,10 @@ def test_no_rows_and_no_keys(emulation: Emulation) -> None:
 
 @NEEDS_COMPILER
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])
-def test_scales(emulation: Emulation, scale: float) -> None:
+@pytest.mark.parametrize("tiles", ["operands from shared memory, one role", "one pass, two roles"])
+def test_scales(emulation: Emulation, tiles: str, scale: float) -> None:
     case = case_of(scale=scale)
-    assert_gradients(case, emulation.backward(case, TILES["operands from shared memory, one role"]))
+    assert_gradients(case, emulation.backward(case, TILES[tiles]))
 
 
 @NEEDS_COMPILER
@@ -344,9 +376,10 @@ def test_large_and_small_gradients_in_float16(emulation: Emulation, factor: floa
 
 
 @NEEDS_COMPILER
-def test_padded_head_dim_and_grouped_heads(emulation: Emulation) -> None:
+@pytest.mark.parametrize("tiles", ["operands from shared memory, one role", *ONE_PASS])
+def test_padded_head_dim_and_grouped_heads(emulation: Emulation, tiles: str) -> None:
     case = case_of((37, 53), 24, heads=(6, 2))
-    assert_gradients(case, emulation.backward(case, TILES["operands from shared memory, one role"]))
+    assert_gradients(case, emulation.backward(case, TILES[tiles]))
 
 
 @NEEDS_COMPILER
@@ -361,7 +394,7 @@ def test_padded_head_dim_and_grouped_heads(emulation: Emulation) -> None:
 )
 def test_only_what_is_needed(emulation: Emulation, needs: Needs) -> None:
     case = case_of(grad_lse=True)
-    for tiles in (TILES["operands from shared memory, one role"], TILES["operands in registers, two roles"]):
+    for tiles in TILES.values():
         gradients = emulation.backward(case, tiles, needs)
         assert [gradient is not None for gradient in gradients] == list(needs)
         assert_gradients(case, gradients)
