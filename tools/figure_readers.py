@@ -57,29 +57,19 @@ def mean_and_least(cells: int) -> Callable[[Path], tuple[float, ...]]:
     return read
 
 
-def against(rivals: Sequence[str], cells: int) -> Callable[[Path], tuple[float, ...]]:
-    """Geometric mean and least of (fastest rival's median latency over the candidate's) by case."""
-
-    def read(folder: Path) -> tuple[float, ...]:
-        speedups(folder, cells)
-        results = finished(folder).run.results
-        assert results is not None
-        return ratios_to_best(results.cases, results.others, rivals)
-
-    return read
-
-
-def against_among(
-    rivals: Sequence[str], beginnings: tuple[str, ...], cells: int
+def against(
+    rivals: Sequence[str], cells: int, *, beginnings: tuple[str, ...] = ("",)
 ) -> Callable[[Path], tuple[float, ...]]:
-    """The same over the `cells` cases whose names begin with one of ``beginnings``."""
+    """Geometric mean and least of (fastest rival's median latency over the candidate's) by case, of the `cells` cases
+    whose names begin so.
+    """
 
     def read(folder: Path) -> tuple[float, ...]:
         results = finished(folder).run.results
         assert results is not None
         cases = [case for case in results.cases if case.name.startswith(beginnings)]
         if len(cases) != cells:
-            raise UsageError(f"{folder} has {len(cases)} cases of {', '.join(beginnings)}; expected {cells}")
+            raise UsageError(f"{folder} has {len(cases)} cases; expected {cells}")
         return ratios_to_best(cases, results.others, rivals)
 
     return read

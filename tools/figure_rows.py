@@ -6,7 +6,6 @@ from figure_bounds import Bound, Row, least, mean, ratio, share, unit
 from figure_lab_rows import LAB
 from figure_readers import (
     against,
-    against_among,
     against_each,
     against_on,
     compiled,
@@ -248,7 +247,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "time",
             "h200-backward-one-pass",
             (mean(1.0), least(1.0)),
-            against_among(["pytorch_flash"], ("d64", "d128"), 24),
+            against(["pytorch_flash"], 24, beginnings=("d64", "d128")),
         ),
         Row(
             "forward and backward pass as a training step calls them, launches included, against the best of the same "

@@ -15,13 +15,12 @@ from flashmoe_science.configs.attention.small_keys import share_keys
 from flashmoe_science.configs.attention.small_passes import Work, measured, microseconds
 from flashmoe_science.cuda.attention.problem import KernelKind, Problem
 from flashmoe_science.cuda.choice import Choice
-from flashmoe_science.cuda.device import Device, element_types
+from flashmoe_science.cuda.device import Device, element_types, why_not_type
 from flashmoe_science.cuda.kept import kept
 from flashmoe_science.cuda.launch import ADDRESSES, Launch, Launcher, LaunchPlan, loaded
 from flashmoe_science.cuda.repeat import cuda_allocator
 from flashmoe_science.cuda.tickets import TicketPool, arrival_pool, is_capturing
 from flashmoe_science.errors import InputError
-from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 _TENSOR = struct.Struct("=2QI4x")
@@ -72,8 +71,9 @@ def choose(problem: Problem, device: Device) -> Choice | None:
 
 
 def why_not(problem: Problem, device: Device) -> str | None:
-    if problem.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
-        return f"{device.architecture} has no bfloat16"
+    refusal = why_not_type(problem.dtype, device)
+    if refusal is not None:
+        return refusal
     if not _countable(problem):
         return "it cannot count so many heads, rows or keys"
     configuration = configuration_for(problem, device)

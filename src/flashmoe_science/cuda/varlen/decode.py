@@ -19,7 +19,7 @@ import torch
 
 from flashmoe_science.configs.attention import decode as configs
 from flashmoe_science.configs.attention.decode import KEY_TILE, MOST_DIM, Cache, DecodeConfiguration, Pages
-from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.device import Device, why_not_type
 from flashmoe_science.cuda.driver import check, library, load
 from flashmoe_science.cuda.launch import Launcher, clusters_at_once
 from flashmoe_science.cuda.repeat import cuda_allocator, raw_stream
@@ -71,8 +71,9 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
     """See `select.KernelModule`."""
     if problem.dtype not in (torch.bfloat16, torch.float16):
         return f"it does not take {problem.dtype}"
-    if problem.dtype == torch.bfloat16 and not limits(device.architecture).bfloat16:
-        return f"{device.architecture} has no bfloat16"
+    refusal = why_not_type(problem.dtype, device)
+    if refusal is not None:
+        return refusal
     if max(problem.head_dim, problem.value_dim) > MOST_DIM:
         return f"head_dim and value_dim are at most {MOST_DIM}"
     caches = problem.key_strides, problem.value_strides

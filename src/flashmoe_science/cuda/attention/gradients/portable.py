@@ -110,7 +110,7 @@ def plan(
     architecture, dtype = device.architecture, problem.dtype
     steps: list[tuple[CudaKernel, tuple[float, ...]]] = []
     of_keys = problem.needs.key or problem.needs.value
-    single = configuration.single if problem.needs.query and of_keys and problem.seqlen_k > 0 else None
+    single = one_pass(problem, configuration)
     if problem.needs.query and single is None:
         fields = query_fields(problem, configuration.query, device)
         steps.append((query_kernel(configuration.query, dtype, architecture), fields))
@@ -124,6 +124,14 @@ def plan(
         _launcher(kernel, fields, device, allow_defects) for kernel, fields in steps if blocks(fields) > 0
     ]
     return LaunchPlan(*_in_order(launchers, workspace_bytes(problem, single) if of_keys else ()))
+
+
+def one_pass(problem: BackwardProblem, configuration: PortableBackward) -> KeyValueTile | None:
+    """The tile of the pass that makes all gradients asked for, if there is one for them."""
+    needs = problem.needs
+    if needs.query and (needs.key or needs.value) and problem.seqlen_k > 0:
+        return configuration.single
+    return None
 
 
 def workspace_bytes(problem: BackwardProblem, single: KeyValueTile | None) -> tuple[int, ...]:

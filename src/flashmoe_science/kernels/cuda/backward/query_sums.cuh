@@ -118,10 +118,13 @@ struct QueryShare {
                 const float4 before = load_partial(at);
                 x[0] += before.x, x[1] += before.y, x[2] += before.z, x[3] += before.w;
             });
-        } else if (key_block > 0) {
+        }
+#if ADDS_IN_MEMORY
+        if (!reads && key_block > 0) {
             each([](float4* at, float(&x)[4]) { add_partial(at, float4{x[0], x[1], x[2], x[3]}); });
             return;
         }
+#endif
         if (!is_last) {
             each([](float4* at, float(&x)[4]) { store_partial(at, float4{x[0], x[1], x[2], x[3]}); });
             return;

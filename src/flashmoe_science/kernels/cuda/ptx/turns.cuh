@@ -15,9 +15,9 @@ __device__ __forceinline__ uint32 look_at_turn(const uint32* turn) {
 #define ADDS_IN_MEMORY 0  // four floats at once: they are loaded, added and stored
 #endif
 
-__device__ __forceinline__ void add_partial(float4* address, float4 x) {
 #if ADDS_IN_MEMORY
+__device__ __forceinline__ void add_partial(float4* address, float4 x) {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
                  ::"l"(address), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
-#endif
 }
+#endif

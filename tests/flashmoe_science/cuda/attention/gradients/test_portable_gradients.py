@@ -93,7 +93,7 @@ def test_every_architecture_has_tiles() -> None:
 def test_tiles_fit_and_are_built_ahead(architecture: str, head_dim: int) -> None:
     tiles = configs.configuration(architecture, head_dim)
     assert tiles in configs.all_configurations(architecture)
-    for tile in (tiles.query, tiles.key_value, tiles.single or tiles.key_value):
+    for tile in (tiles.query, *tiles.key_tiles):
         assert tile.head_dim >= head_dim
         check_block(repr(tile), architecture, tile.threads, tile.shared_bytes)
 
@@ -103,9 +103,8 @@ def test_what_a_call_takes_is_among_what_is_built() -> None:
         labels = {kernel.label for kernel in portable.kernels(architecture)}
         for tiles in configs.all_configurations(architecture):
             assert portable.query_kernel(tiles.query, FP16, architecture).label in labels
-            assert portable.key_value_kernel(tiles.key_value, FP16, architecture).label in labels
-            if tiles.single is not None:
-                assert portable.key_value_kernel(tiles.single, FP16, architecture).label in labels
+            for tile in tiles.key_tiles:
+                assert portable.key_value_kernel(tile, FP16, architecture).label in labels
         assert portable.statistics_kernel(FP16, architecture).label in labels
 
 
@@ -253,7 +252,7 @@ class Emulation:
             torch.full_like(tensor, math.nan) if needed else None
             for needed, tensor in zip(needs, (case.query, case.key, case.value), strict=True)
         ]
-        single = tiles.single if needs.query and (needs.key or needs.value) else None
+        single = portable.one_pass(problem, tiles)
         workspace = [torch.full((size // 4,), math.nan) for size in portable.workspace_bytes(problem, single)]
         inputs = (case.query, case.key, case.value, case.output, case.grad_output, case.lse, case.grad_lse)
         addresses = [
