@@ -165,8 +165,12 @@ def _has_constants(label: str) -> bool:
     return not _is_of_others(label) and label.partition(".")[0] not in TOOLS
 
 
-def _is_of_lab(module: types.ModuleType) -> bool:
+def _is_of_lab(module: object) -> bool:
     """Whether it is one of the lab's that was started as a program."""
+    if not isinstance(
+        module, types.ModuleType
+    ):  # Cython, for one, has objects without a name stand for its modules
+        return False
     spec = getattr(module, "__spec__", None)
     return module.__name__ == "__main__" and str(getattr(spec, "name", "")).startswith(f"{LAB}.")
 

@@ -25,6 +25,14 @@ def test_nothing_is_found_where_nothing_happened() -> None:
     assert originals.replaced() == []
 
 
+def test_objects_may_stand_for_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Cython's do, which Liger imports."""
+    monkeypatch.setitem(sys.modules, "cython.parallel", object())
+    originals = Originals()
+    originals.include_new(kernels=False)
+    assert originals.replaced() == []
+
+
 def test_a_clock_a_constant_a_function_and_one_of_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     originals = Originals()
     monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)
