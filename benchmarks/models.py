@@ -91,12 +91,18 @@ class ModelCase:
     """By torch.compile with CUDA graphs."""
     training: bool = False
     """A forward and a backward pass to every parameter; else a forward pass, of which one row of logits is kept."""
+    layers: int | None = None
+    """In place of the model's."""
+    head: bool = True
+    """Training: the loss over the vocabulary; else the layers alone, from a gradient of what they put out."""
 
 
 CASES = (
     *(ModelCase(f"llama-prefill-{tokens}", "llama", tokens) for tokens in (2048, 8192, 32768, 98304)),
     ModelCase("llama-training-8192", "llama", 8192, training=True),
     *(ModelCase(f"qwen-prefill-{tokens}", "qwen", tokens) for tokens in (512, 4096, 16384)),
+    ModelCase("qwen-training-8192", "qwen", 8192, training=True, layers=4),
+    ModelCase("qwen-layers-training-8192", "qwen", 8192, training=True, layers=4, head=False),
     *(ModelCase(f"qwen-few-{tokens}", "qwen", tokens) for tokens in (1, 16)),
     *(ModelCase(f"qwen-few-{tokens}-compiled", "qwen", tokens, compiled=True) for tokens in (1, 16)),
 )
@@ -154,7 +160,7 @@ def race(case: ModelCase, device: str, seconds: float, tiny: bool) -> dict[str, 
     aimed_ms = TINY_SAMPLE_MS if tiny else SAMPLE_MS
     if tiny:
         case = replace(case, tokens=min(case.tokens, 64), compiled=False)
-    model = make_model(case.architecture, device, tiny)
+    model = make_model(case, device, tiny)
     ids = torch.randint(0, model.config.vocab_size, (1, case.tokens), device=device)
     screening: dict[str, float] = {}
     calls: dict[str, Call] = {}
@@ -195,10 +201,12 @@ def race(case: ModelCase, device: str, seconds: float, tiny: bool) -> dict[str, 
     }
 
 
-def make_model(architecture: str, device: str, tiny: bool) -> Any:
+def make_model(case: ModelCase, device: str, tiny: bool) -> Any:
     """Random weights in bfloat16."""
     names = {"llama": ("Llama", LLAMA), "qwen": ("Qwen3Moe", QWEN)}
-    name, sizes = names[architecture]
+    name, sizes = names[case.architecture]
+    if case.layers is not None:
+        sizes = {**sizes, "num_hidden_layers": case.layers}
     configuration = getattr(transformers, f"{name}Config")(**(TINY if tiny else sizes), use_cache=False)
     with torch.device(device):
         model = getattr(transformers, f"{name}ForCausalLM")._from_config(configuration, dtype=torch.bfloat16)
@@ -237,10 +245,18 @@ def make_call(case: ModelCase, model: Any, setting: Setting, ids: torch.Tensor) 
             logits: torch.Tensor = run(input_ids=ids, logits_to_keep=1).logits
         return logits
 
+    generator = torch.Generator(ids.device).manual_seed(0)
+    shape = (*ids.shape, model.config.hidden_size)
+    output_gradient = torch.randn(shape, generator=generator, device=ids.device, dtype=model.dtype)
+
     def step() -> torch.Tensor:
         twin.zero_grad(set_to_none=True)
         with choice():
-            run(input_ids=ids, labels=ids).loss.backward()
+            if case.head:
+                run(input_ids=ids, labels=ids).loss.backward()
+            else:
+                hidden = run.model(input_ids=ids).last_hidden_state
+                hidden.backward(output_gradient)
         gradient: torch.Tensor = twin.model.layers[0].self_attn.q_proj.weight.grad
         return gradient
 

@@ -31,7 +31,7 @@ _METHOD = "flashmoe_repeated_call_method"
 _MOST_TENSORS = 16
 _ANY = -1
 _CHOICES = ("native", "python")
-_DEFAULT = "python"
+_DEFAULT = "native"
 
 RepeatedCall = Callable[[tuple[Any, ...], tuple[object, ...], int, int], Any]
 """The results of a call, of all inputs, all options, max_seqlen_q and max_seqlen_k; None, and nothing was done, for one

@@ -1,0 +1,120 @@
+"""Whether experts train as they do without these kernels: losses of a small model, in float32 and in bfloat16.
+
+    python benchmarks/moe_losses.py --output losses.json [--seeds 3] [--steps 200] [--device cuda]
+
+A Qwen3-MoE of two layers with random weights learns a language drawn from a table. Each seed's model is trained on the
+same batches in float32 by transformers' `grouped_mm` experts, and in bfloat16 with weights kept in float32 by these, by
+transformers' loop over the experts, and by the kernels. What is compared is how far the losses are from float32's, in
+the mean over the steps and at most. bfloat16's own spread is what its two library settings are apart from float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from provenance import provenance
+
+import flashmoe_science
+
+SIZES = {
+    "hidden_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 256,
+    "vocab_size": 1024,
+    "max_position_embeddings": 512,
+}
+BATCH, LENGTH, LIKELY = 8, 256, 8
+"""Sequences of a step, their tokens, and how many tokens may follow each one."""
+RATE = 1e-3
+EXACT, OURS = "float32", "kernels"
+LIBRARY = {"grouped_mm": "grouped_mm", "loop": "eager"}
+"""transformers' names of its experts."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    chosen = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    runs = []
+    for seed in range(chosen.seeds):
+        losses = {way: train(way, seed, chosen.steps, chosen.device) for way in (EXACT, *LIBRARY, OURS)}
+        apart = {
+            way: {"mean": float(distance.mean()), "most": float(distance.max())}
+            for way, curve in losses.items()
+            if way != EXACT
+            for distance in [np.abs(np.array(curve) - np.array(losses[EXACT]))]
+        }
+        runs.append({"seed": seed, "apart": apart, "losses": losses})
+        ends = ", ".join(f"{way} {np.mean(curve[-20:]):.4f}" for way, curve in losses.items())
+        print(f"seed {seed}: the last 20 losses {ends}; apart from float32 {apart}", flush=True)
+    spread = {
+        kind: max(run["apart"][way][kind] for run in runs for way in LIBRARY) for kind in ("mean", "most")
+    }
+    over = {kind: max(run["apart"][OURS][kind] for run in runs) / spread[kind] for kind in spread}
+    print(f"the kernels' largest over the library's largest: {over}")
+    chosen.output.parent.mkdir(parents=True, exist_ok=True)
+    document = {
+        **provenance(chosen.device),
+        "transformers": transformers.__version__,
+        "steps": chosen.steps,
+        "over_spread": over,
+        "runs": runs,
+    }
+    chosen.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def train(way: str, seed: int, steps: int, device: str) -> list[float]:
+    """The loss of each step."""
+    torch.manual_seed(seed)
+    configuration = transformers.Qwen3MoeConfig(**SIZES, use_cache=False)
+    model = transformers.Qwen3MoeForCausalLM(configuration).to(device).train()
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    if way != EXACT:
+        model = model.bfloat16()
+    model.set_attn_implementation("sdpa")
+    model.set_experts_implementation(LIBRARY.get(way, "grouped_mm"))
+    if way == OURS:
+        flashmoe_science.accelerate(model)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(weights, lr=RATE)
+    losses = []
+    for ids in language(seed, steps):
+        on_device = ids.to(device)
+        loss = model(input_ids=on_device, labels=on_device).loss
+        for weight, gradient in zip(weights, torch.autograd.grad(loss, parameters), strict=True):
+            weight.grad = gradient.float()
+        optimizer.step()
+        torch._foreach_copy_([parameter.detach() for parameter in parameters], weights)
+        losses.append(loss.detach())
+    return torch.stack(losses).tolist()
+
+
+def language(seed: int, steps: int) -> list[torch.Tensor]:
+    """Batches (BATCH, LENGTH) of tokens, each of which is followed by one of a few."""
+    draw = np.random.default_rng(seed)
+    vocabulary = SIZES["vocab_size"]
+    followers = draw.integers(vocabulary, size=(vocabulary, LIKELY))
+    tokens = np.empty((steps, BATCH, LENGTH), dtype=np.int64)
+    tokens[..., 0] = draw.integers(vocabulary, size=(steps, BATCH))
+    for position in range(1, LENGTH):
+        choice = draw.integers(LIKELY, size=(steps, BATCH))
+        tokens[..., position] = followers[tokens[..., position - 1], choice]
+    return list(torch.from_numpy(tokens))
+
+
+if __name__ == "__main__":
+    main()
