@@ -4,9 +4,7 @@
 // warpgroup's registers hold one gradient of 64 keys, so the two consumers share the work by product:
 //   the first:   P = exp2(scale K Q^T - LSE), dV += P dO;
 //   the second:  dP = V dO^T, dS = P (dP - delta), dK += dS Q.
-// P goes from the first to the second in float32 through shared memory, in fragment order: the first works up to two steps
-// ahead. The gradient of the query is a pass of its own (attention_backward_two_pass_query.cu), so nothing is added in global
-// memory. Sources: as of attention_backward_hopper.cu.
+// P goes from the first to the second in float32 through shared memory, in fragment order. docs/kernels/backward-two-pass.md
 //
 // Compile-time configuration: HEAD_DIM (192 or 256), CAUSAL, ELEMENT_BF16.
 

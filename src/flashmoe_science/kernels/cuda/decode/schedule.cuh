@@ -1,15 +1,5 @@
-// Which keys of which sequences a block takes, from lengths in device memory.
-//
-// Blocks are in teams: those of one go through the same keys side by side, each for its own part of the key/value heads, as
-// the heads of a key lie beside each other in most caches. All tiles of 16 keys that a block of each team goes through are
-// counted: sequence by sequence, then by head, then by set of query rows. They are dealt out in equal shares of consecutive
-// units, so that a block shares at most its first and its last set. A unit is a power of two of tiles, up to a pass of the
-// block: the fewer keys, the smaller.
-//
-// Where there are clusters enough, each set is one cluster's: its blocks have equal parts, which meet in shared memory
-// (decode/results.cuh). A part may be empty; its block finishes some of the others' results all the same.
-//
-// In batch-invariant mode a unit is `split_tiles`, begins at a multiple of them, and is summed by itself.
+// Which keys of which sequences a block takes, from lengths in device memory: teams, units, clusters and shares are those of
+// docs/kernels/decode.md. In batch-invariant mode a unit is `split_tiles`, begins at a multiple of them, and is summed by itself.
 //
 // The block's first keys wait for all that comes before its first segment, so there is one division in it for each set that
 // is not the sequence's only one; what is needed later is computed while loads are under way.
