@@ -198,9 +198,9 @@ def share_between(dtype: str, files: str = "peak.json") -> Callable[[Path], floa
     return _median("parts", "peak", "between", "share", dtype, files=(files,))
 
 
-def decode_share(part: str, dtype: str) -> Callable[[Path], float]:
-    """Of dense calls, in files of benchmarks/decode_cpu.py: the median of processes, ``part``, ``part-2`` and so on."""
-    keys = ("dtypes", dtype, "ways", "dense", "share_of_median_reading")
+def decode_share(part: str, dtype: str, way: str = "dense") -> Callable[[Path], float]:
+    """Of calls in files of benchmarks/decode_cpu.py: the median of processes, ``part``, ``part-2`` and so on."""
+    keys = ("dtypes", dtype, "ways", way, "share_of_median_reading")
     return _median(*keys, files=(f"{part}/decode.json", f"{part}-*/decode.json"))
 
 

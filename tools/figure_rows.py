@@ -29,6 +29,8 @@ from figure_serving_rows import SERVING
 from figure_training_rows import TRAINING
 
 CUDNN, FLASH_ATTENTION_4 = "pytorch_cudnn", "flash_attn_cute"
+DECODE_WAYS = {"dense": "dense calls", "paged": "pages of 64"}
+"""Ways of benchmarks/decode_cpu.py, each with a query head for each key head."""
 
 TABLES: dict[str, tuple[Row, ...]] = {
     "cpu": (
@@ -102,33 +104,38 @@ TABLES: dict[str, tuple[Row, ...]] = {
             (Bound("fp32", 0.8, share, at_least=True), Bound("bf16", 0.7, share, at_least=True)),
             fields(peak_share("fp32"), peak_share("bf16")),
         ),
-        Row(
-            "decode, one sequence of 32,768 keys on all cores: share of reading the same memory in order, median run",
-            "cpu-decode",
-            tuple(
-                Bound(f"{name} {dtype}", 0.8, share, at_least=True)
-                for name in ("AVX-512", "AVX2")
-                for dtype in ("fp16", "bf16", "fp32")
-            ),
-            fields(
-                *(
-                    decode_share(folder, dtype)
-                    for folder in ("avx512", "avx2")
+        *(
+            Row(
+                f"decode, one sequence of 32,768 keys on all cores, {name}: share of reading the same memory in order, "
+                "median run",
+                "cpu-decode",
+                tuple(
+                    Bound(f"{cpu} {dtype}", 0.8, share, at_least=True)
+                    for cpu in ("AVX-512", "AVX2")
                     for dtype in ("fp16", "bf16", "fp32")
-                )
-            ),
+                ),
+                fields(
+                    *(
+                        decode_share(folder, dtype, way)
+                        for folder in ("avx512", "avx2")
+                        for dtype in ("fp16", "bf16", "fp32")
+                    )
+                ),
+            )
+            for way, name in DECODE_WAYS.items()
         ),
-        Row(
-            "the same on a Zen 3, which has AVX2 alone",
-            "cpu-zen3-decode",
-            tuple(Bound(dtype, 0.8, share, at_least=True) for dtype in ("fp16", "bf16", "fp32")),
-            fields(*(decode_share("avx2", dtype) for dtype in ("fp16", "bf16", "fp32"))),
-        ),
-        Row(
-            "the same on the 16 cores of a Xeon with AMX",
-            "cpu-amx-decode",
-            tuple(Bound(dtype, 0.8, share, at_least=True) for dtype in ("fp16", "bf16", "fp32")),
-            fields(*(decode_share("amx", dtype) for dtype in ("fp16", "bf16", "fp32"))),
+        *(
+            Row(
+                f"the same {machine}, {name}",
+                f"cpu-{kind}-decode",
+                tuple(Bound(dtype, 0.8, share, at_least=True) for dtype in ("fp16", "bf16", "fp32")),
+                fields(*(decode_share(part, dtype, way) for dtype in ("fp16", "bf16", "fp32"))),
+            )
+            for kind, part, machine in (
+                ("zen3", "avx2", "on a Zen 3, which has AVX2 alone"),
+                ("amx", "amx", "on the 16 cores of a Xeon with AMX"),
+            )
+            for way, name in DECODE_WAYS.items()
         ),
         Row(
             "gradients on two cores of a Zen 3, the 24 cells of the suite `backward-cpu` (fp32 and bf16)",
@@ -376,6 +383,18 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row(
             "on CPU with AVX2: one token of a layer of Qwen3-30B-A3B with weights of 4 bits, over the same in 16",
             "cpu-moe-int4-avx2",
+            (Bound("", 2.5, ratio, at_least=True),),
+            on_case("qwen3-30b-1"),
+        ),
+        Row(
+            "the same on a Zen 3, which has AVX2 alone",
+            "cpu-zen3-moe-int4",
+            (Bound("", 2.5, ratio, at_least=True),),
+            on_case("qwen3-30b-1"),
+        ),
+        Row(
+            "the same with AVX-512 on an AMD processor, before the products of VNNI",
+            "cpu-moe-int4",
             (Bound("", 2.5, ratio, at_least=True),),
             on_case("qwen3-30b-1"),
         ),

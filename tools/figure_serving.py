@@ -112,6 +112,20 @@ def most_at_best(part: str, over: str) -> Number:
     return read
 
 
+def most_at_one(part: str, over: str) -> Number:
+    """Most over the races by the one option for all with which that is least. Each race names its options alike."""
+
+    def read(folder: Path) -> float:
+        by_way: dict[str, list[float]] = {}
+        for race in races(folder, part):
+            for each in race["ratios"]:
+                if each["over"] == over:
+                    by_way.setdefault(each["time_of"], []).append(each["ratio"])
+        return min(map(max, by_way.values()))
+
+    return read
+
+
 def from_batch(part: str, fewest: int, one: str, other: str) -> Number:
     """Least over the races of so many sequences and more."""
 
