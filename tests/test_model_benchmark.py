@@ -51,3 +51,11 @@ def test_a_race_of_models(tmp_path: Path) -> None:
     assert sorted(report) == ["2 Hugging Face attention taken", "2 Hugging Face experts taken"]
     assert set(second["cases"][1]["screening_ms"]) == {"sdpa, grouped_mm", "sdpa, batched_mm"}
     assert "| qwen-few-1 |" in (tmp_path / "models.md").read_text(encoding="utf-8")
+
+
+def test_steps_of_experts_with_the_loss_and_of_the_layers_alone(tmp_path: Path) -> None:
+    whole, layers = run(tmp_path, "qwen-training-8192", "qwen-layers-training-8192")["cases"]
+    for row in (whole, layers):
+        assert {"2 Hugging Face attention taken", "2 Hugging Face experts taken"} <= set(row["report"])
+        assert row["outputs_apart"] < 0.05
+    assert whole["outputs_apart"] != layers["outputs_apart"]
