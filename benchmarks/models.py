@@ -245,9 +245,7 @@ def make_call(case: ModelCase, model: Any, setting: Setting, ids: torch.Tensor) 
             logits: torch.Tensor = run(input_ids=ids, logits_to_keep=1).logits
         return logits
 
-    generator = torch.Generator(ids.device).manual_seed(0)
-    shape = (*ids.shape, model.config.hidden_size)
-    output_gradient = torch.randn(shape, generator=generator, device=ids.device, dtype=model.dtype)
+    output_gradient = None if case.head else gradient_of_layers(model, ids)
 
     def step() -> torch.Tensor:
         twin.zero_grad(set_to_none=True)
@@ -261,6 +259,13 @@ def make_call(case: ModelCase, model: Any, setting: Setting, ids: torch.Tensor) 
         return gradient
 
     return step if case.training else forward
+
+
+def gradient_of_layers(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Of what the layers put out; the same for all settings."""
+    generator = torch.Generator(ids.device).manual_seed(0)
+    shape = (*ids.shape, model.config.hidden_size)
+    return torch.randn(shape, generator=generator, device=ids.device, dtype=model.dtype)
 
 
 def measure(calls: dict[str, Call], case: str, seconds: float, aimed_ms: float) -> list[dict[str, float]]:

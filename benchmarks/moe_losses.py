@@ -1,11 +1,12 @@
-"""Whether experts train as they do without these kernels: losses of a small model, in float32 and in bfloat16.
+"""Whether a model of experts trains as it does without these kernels: losses in float32 and in bfloat16.
 
     python benchmarks/moe_losses.py --output losses.json [--seeds 3] [--steps 200] [--device cuda]
 
 A Qwen3-MoE of two layers with random weights learns a language drawn from a table. Each seed's model is trained on the
 same batches in float32 by transformers' `grouped_mm` experts, and in bfloat16 with weights kept in float32 by these, by
-transformers' loop over the experts, and by the kernels. What is compared is how far the losses are from float32's, in
-the mean over the steps and at most. bfloat16's own spread is what its two library settings are apart from float32.
+transformers' loop over the experts, and by the kernels: `accelerate`, so experts, routers, attention, norms, rotations.
+What is compared is how far the losses are from float32's, in the mean over the steps and at most. bfloat16's own spread
+is what its two library settings are apart from float32.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Figures of experts that train, read from a run of steps and from texts."""
+"""Figures of experts that train, read from a run of steps, from texts and from a script's JSON."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -35,14 +36,16 @@ def test_what_is_kept_is_ours_and_of_the_long_layer(figures: ModuleType, tmp_pat
     ]
     (tmp_path / "third.txt").write_text("\n".join(lines))
     assert figures.kept_gigabytes(tmp_path) == pytest.approx((0.94, 0.81))
+    (tmp_path / "third.txt").write_text(lines[0])
     with pytest.raises(UsageError, match="has 0 times"):
-        figures.model_step(tmp_path)
+        figures.kept_gigabytes(tmp_path)
 
 
-def test_losses_are_compared_with_those_of_the_peer(figures: ModuleType, tmp_path: Path) -> None:
-    lines = [
-        "curve bf16 grouped steps 200 max off fp32 0.0500 mean off 0.01000",
-        "curve ours steps 200 max off fp32 0.0600 mean off 0.00900",
-    ]
-    (tmp_path / "fourth.txt").write_text("\n".join(lines))
-    assert figures.losses_off(tmp_path) == pytest.approx((0.9, 1.2))
+def test_losses_are_compared_with_the_larger_of_the_library_s(figures: ModuleType, tmp_path: Path) -> None:
+    def run(kernels: float, grouped_mm: float, loop: float) -> dict[str, object]:
+        means = {"kernels": kernels, "grouped_mm": grouped_mm, "loop": loop}
+        return {"apart": {way: {"mean": mean, "most": 10 * mean} for way, mean in means.items()}}
+
+    runs = [run(0.009, 0.004, 0.01), run(0.006, 0.012, 0.01)]
+    (tmp_path / "losses.json").write_text(json.dumps({"runs": runs}))
+    assert figures.losses_off(tmp_path) == pytest.approx((0.015 / 0.02, 0.09 / 0.12))

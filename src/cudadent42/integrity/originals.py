@@ -128,6 +128,9 @@ class Originals:
 def _spaces(*, kernels: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Names and what they mean, by where they are."""
     for name, module in list(sys.modules.items()):
+        # Cython, for one, has objects without a name stand for its modules. In a lab's module's place: `_exchanged`.
+        if not issubclass(type(module), types.ModuleType):
+            continue
         if _is_of(LAB, name) or _is_of_lab(module):
             yield name, vars(module)
             for item in list(vars(module).values()):
@@ -165,14 +168,12 @@ def _has_constants(label: str) -> bool:
     return not _is_of_others(label) and label.partition(".")[0] not in TOOLS
 
 
-def _is_of_lab(module: object) -> bool:
+def _is_of_lab(module: types.ModuleType) -> bool:
     """Whether it is one of the lab's that was started as a program."""
-    if not isinstance(
-        module, types.ModuleType
-    ):  # Cython, for one, has objects without a name stand for its modules
-        return False
-    spec = getattr(module, "__spec__", None)
-    return module.__name__ == "__main__" and str(getattr(spec, "name", "")).startswith(f"{LAB}.")
+    names = vars(module)
+    return names.get("__name__") == "__main__" and str(getattr(names.get("__spec__"), "name", "")).startswith(
+        f"{LAB}."
+    )
 
 
 def _records(module: str, space: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -70,8 +70,8 @@ class Launcher:
         dependent: bool = False,
     ) -> None:
         """`dependent`: the kernel may start while its predecessor in the stream still runs (programmatic stream
-        serialization, sm_90 and later). Only for kernels of which every thread executes griddepcontrol.wait
-        before it touches global memory, and griddepcontrol.launch_dependents, if at all, after that. A kernel that is
+        serialization, sm_90 and later). Only for kernels of which every thread executes griddepcontrol.wait before
+        it reads or writes global memory, and griddepcontrol.launch_dependents, if at all, after that. One that is
         always launched after one of these may read what was there before that one, and one that is always followed by
         one of these may let it start before it has waited itself: moe.few and moe.hopper say why they do.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 import torch
@@ -25,9 +26,24 @@ def test_nothing_is_found_where_nothing_happened() -> None:
     assert originals.replaced() == []
 
 
-def test_objects_may_stand_for_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+class Nameless:
+    """It says that it is a module, and has nothing of one."""
+
+    __slots__ = ()
+    __class__ = types.ModuleType  # type: ignore[assignment]
+
+
+def without_name() -> types.ModuleType:
+    module = types.ModuleType("made.by.somebody")
+    del module.__name__
+    return module
+
+
+@pytest.mark.parametrize("name", ["cython.parallel", "cudadent42.not_there"])
+@pytest.mark.parametrize("stand_in", [object(), None, Nameless(), without_name()])
+def test_objects_may_stand_for_modules(monkeypatch: pytest.MonkeyPatch, stand_in: object, name: str) -> None:
     """As Cython's do, which Liger imports."""
-    monkeypatch.setitem(sys.modules, "cython.parallel", object())
+    monkeypatch.setitem(sys.modules, name, stand_in)  # type: ignore[arg-type]
     originals = Originals()
     originals.include_new(kernels=False)
     assert originals.replaced() == []

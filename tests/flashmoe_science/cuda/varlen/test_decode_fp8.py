@@ -75,6 +75,23 @@ def test_scales_of_keys_may_be_of_any_size_and_sign(dtype: torch.dtype, heads: i
     assert_as_exact_as_ideal(out, lse, call | {"value": wide["value"]}, wide, **bounds(shape))
 
 
+@NEEDS_COMPILER
+@pytest.mark.parametrize("scales", ["one", "each head", "each key"])
+@pytest.mark.parametrize("zero", ["key", "value"])
+def test_scales_of_zero(scales: str, zero: str) -> None:
+    """As of a cache that nobody has written yet: keys are alike then, and values nothing."""
+    call = paged(SHAPE, 16)
+    small, wide = quantized(call, scales)
+    if scales == "one":
+        small[f"{zero}_scale"] = torch.tensor(0.0)
+        wide[zero] = torch.zeros_like(wide[zero])
+    else:  # one of the heads
+        small[f"{zero}_scale"][..., 1] = 0.0
+        wide[zero][..., 1, :] = 0.0
+    out, lse = run_on_cpu(small, options(), tuple(bounds(SHAPE).values()), 3)
+    assert_as_exact_as_ideal(out, lse, call, wide, **bounds(SHAPE))
+
+
 def test_rows_that_begin_anywhere_are_read_by_eight_codes() -> None:
     def problem(shape: Shape, rows: int) -> Problem:
         small, _ = quantized(packed(shape), "each head")
