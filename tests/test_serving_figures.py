@@ -63,9 +63,16 @@ def test_sequences_alone_options_and_batches(figures: ModuleType, tmp_path: Path
         race("window", "64x8k", 1.0, {"fa3": 9.0, "ours": 8.0}, ("fa3", "ours")),
     )
     assert figures.most_at_best("split", "free")(there) == pytest.approx(1.1)
+    assert figures.most_at_one("split", "free")(there) == pytest.approx(1.2)
     assert figures.most_us_alone("window", "ours")(there) == 6.0
     assert figures.least_alone("window", "fa3", "ours")(there) == pytest.approx(1.5)
     assert figures.from_batch("window", 8, "fa3", "ours")(there) == pytest.approx(1.125)
+
+
+def test_what_lies_between_two_points_of_a_launch(figures: ModuleType, tmp_path: Path) -> None:
+    cases = [{"us": {"nothing": 0.8, "share": 2.3}}, {"us": {"nothing": 1.2, "share": 3.0}}]
+    (tmp_path / "parts-warm.json").write_text(json.dumps(cases))
+    assert figures.most_between("share", "nothing")(tmp_path) == pytest.approx(1.8)
 
 
 def test_a_ratio_that_no_race_states_is_no_figure(figures: ModuleType, tmp_path: Path) -> None:

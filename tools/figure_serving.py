@@ -126,6 +126,16 @@ def most_at_one(part: str, over: str) -> Number:
     return read
 
 
+def most_between(later: str, earlier: str) -> Number:
+    """Microseconds between two points of a launch, the most of all cases, in parts-warm.json of kernels that ended there."""
+
+    def read(folder: Path) -> float:
+        cases = json.loads((folder / "parts-warm.json").read_text(encoding="utf-8"))
+        return float(max(case["us"][later] - case["us"][earlier] for case in cases))
+
+    return read
+
+
 def from_batch(part: str, fewest: int, one: str, other: str) -> Number:
     """Least over the races of so many sequences and more."""
 

@@ -13,6 +13,7 @@ from figure_serving import (
     mean_of,
     most_at_best,
     most_at_one,
+    most_between,
     most_of_queries,
     most_over_dense,
     most_us_alone,
@@ -70,6 +71,12 @@ SERVING: tuple[Row, ...] = (
             least_of("ragged", "fa3", OURS),
             least_of("ragged", "fa3 planned", OURS),
         ),
+    ),
+    Row(
+        "in a decode launch, finding a block's share from lengths in device memory, 1 to 64 sequences",
+        "h200-decode-floor",
+        (Bound("most", 2, unit("µs")),),
+        fields(most_between("share", "nothing")),
     ),
     Row(
         "window of 128 with sinks, D=64, 64/8 heads, one sequence of 128 to 128k keys, which stay in the L2 cache",
