@@ -127,7 +127,7 @@ def most_at_one(part: str, over: str) -> Number:
 
 
 def most_between(later: str, earlier: str) -> Number:
-    """Microseconds between two points of a launch, the most of all cases: parts-warm.json has kernels that end there."""
+    """Microseconds between two points of a launch, most of all cases: parts-warm.json has kernels that end there."""
 
     def read(folder: Path) -> float:
         cases = json.loads((folder / "parts-warm.json").read_text(encoding="utf-8"))
