@@ -33,25 +33,25 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 def processors() -> dict[int, tuple[int, int]]:
     """Node and core (the first of its processors) of each processor that this process may use."""
-    places = {}
+    topology = {}
     for processor in sorted(os.sched_getaffinity(0)):
         folder = _CPUS / f"cpu{processor}"
         node = next((int(each.name[4:]) for each in folder.glob("node[0-9]*")), 0)
         siblings = (folder / "topology" / "thread_siblings_list").read_text()
-        places[processor] = node, int(siblings.replace("-", ",").split(",")[0])
-    return places
+        topology[processor] = node, int(siblings.replace("-", ",").split(",")[0])
+    return topology
 
 
 def ways() -> dict[str, list[int]]:
     """Processors of each way of calling."""
-    places = processors()
-    first_of_core = {core: processor for processor, (_, core) in reversed(places.items())}
-    chosen = {"all": list(places)}
-    if len(first_of_core) < len(places):
+    topology = processors()
+    first_of_core = {core: processor for processor, (_, core) in reversed(topology.items())}
+    chosen = {"all": list(topology)}
+    if len(first_of_core) < len(topology):
         chosen["one a core"] = sorted(first_of_core.values())
-    nodes = {node for node, _ in places.values()}
+    nodes = {node for node, _ in topology.values()}
     if len(nodes) > 1:
-        chosen["one node"] = [each for each, (node, _) in places.items() if node == min(nodes)]
+        chosen["one node"] = [each for each, (node, _) in topology.items() if node == min(nodes)]
     return chosen
 
 
@@ -100,8 +100,9 @@ def main() -> None:
         print(json.dumps(measured()))
         return
     turns: list[dict[str, Any]] = []
+    compared = ways()
     for turn in range(arguments.turns):
-        for way, chosen in list(ways().items())[:: -1 if turn % 2 else 1]:
+        for way, chosen in list(compared.items())[:: -1 if turn % 2 else 1]:
             done = subprocess.run(
                 [sys.executable, __file__, "--processors", ",".join(map(str, chosen))],
                 stdout=subprocess.PIPE,
@@ -111,11 +112,11 @@ def main() -> None:
             turns.append({"way": way, "ms": json.loads(done.stdout.splitlines()[-1])})
     least = {
         way: {name: min(each["ms"][name] for each in turns if each["way"] == way) for name in turns[0]["ms"]}
-        for way in ways()
+        for way in compared
     }
     for way, times in least.items():
         over = ", ".join(f"{name} {ms:.3f} ms ({ms / least['all'][name]:.2f})" for name, ms in times.items())
-        print(f"{way}, {len(ways()[way])} threads: {over}", flush=True)
+        print(f"{way}, {len(compared[way])} threads: {over}", flush=True)
     if len(least) == 1:
         print("No two of these processors share a core, and all belong to one node of memory.")
     if arguments.output is not None:
@@ -123,7 +124,7 @@ def main() -> None:
         record = {
             **provenance("cpu"),
             "processors": processors(),
-            "ways": ways(),
+            "ways": compared,
             "turns": turns,
             "least_ms": least,
         }

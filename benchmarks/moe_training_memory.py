@@ -72,15 +72,11 @@ def measured(name: str, case: MoeBackwardCase, inputs: MoeGradientInputs) -> dic
     before = torch.cuda.memory_allocated()
     output, kept, _ = step()
     torch.cuda.synchronize()
-    size = _bytes(output)
+    size = output.nbytes
     return {
         "kept_gb": (kept - before - size) * 1e-9,
         "peak_gb": (torch.cuda.max_memory_allocated() - before - size) * 1e-9,
     }
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 if __name__ == "__main__":

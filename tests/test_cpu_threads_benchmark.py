@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1] / "benchmarks"), *sys.path])
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
     module = importlib.import_module("cpu_threads")
     monkeypatch.setattr(module, "_CPUS", tmp_path)
     return module

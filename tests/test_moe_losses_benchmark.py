@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -16,7 +15,7 @@ pytest.importorskip("transformers")
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1] / "benchmarks"), *sys.path])
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
     module = importlib.import_module("moe_losses")
     small = {"hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "num_experts": 4, "vocab_size": 64}
     for name, value in (*small.items(), ("num_experts_per_tok", 2), ("moe_intermediate_size", 32)):

@@ -33,7 +33,6 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/dependent_launch.cuh"
 #include "ptx/movmatrix.cuh"
-#include "ptx/prefetch.cuh"
 
 namespace {
 
@@ -69,21 +68,6 @@ __device__ __forceinline__ void copy_queries(const Parameters& p, const Segment&
     }
     copy_commit();
 }
-
-#if DEPENDENT
-// While the predecessor runs: the argument comes into the constant cache, and lengths, which may yet change, into L2. Whether
-// the argument is not zero throughout, which it never is: so it is read.
-__device__ __forceinline__ bool warm_up(const Parameters& p) {
-    const uint32* const words = reinterpret_cast<const uint32*>(&p);
-    uint32 any = 0;
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(Parameters) / 4); i += 16) any |= words[i];
-    const int at = 32 * static_cast<int>(threadIdx.x);
-    if (at <= p.batch) prefetch_l2(p.query_starts + at);
-    if (at < p.batch) prefetch_l2((p.key_lengths != nullptr ? p.key_lengths : p.key_starts) + at);
-    return any != 0;
-}
-#endif
 
 // softcap * tanh(scale * x / softcap) in units of log2. 1 - 2 / (1 + exp(2 y)) is tanh(y), to float32's precision of 1.
 __device__ __forceinline__ float capped(float x, const Parameters& p) {

@@ -5,6 +5,7 @@
 // is not the sequence's only one; what is needed later is computed while loads are under way.
 #pragma once
 #include "decode/parameters.cuh"
+#include "ptx/prefetch.cuh"
 #include "ptx/redux.cuh"
 
 namespace {
@@ -42,6 +43,21 @@ struct Meeting {
     int groups;
     int complete;                             // whether the block has left all that it has of the group
 };
+
+#if DEPENDENT
+// While the predecessor runs: the argument comes into the constant cache, and lengths, which may yet change, into L2. True, but
+// the compiler cannot tell.
+__device__ __forceinline__ bool warm_up(const Parameters& p) {
+    const uint32* const words = reinterpret_cast<const uint32*>(&p);
+    uint32 any = 0;
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(Parameters) / 4); i += 16) any |= words[i];
+    const int at = 32 * static_cast<int>(threadIdx.x);
+    if (at <= p.batch) prefetch_l2(p.query_starts + at);
+    if (at < p.batch) prefetch_l2((p.key_lengths != nullptr ? p.key_lengths : p.key_starts) + at);
+    return any != 0;
+}
+#endif
 
 // What a sequence asks for.
 struct Extent {

@@ -1,5 +1,5 @@
 #pragma once
 #include "types.cuh"
 
-// Asks for a line. It may be written meanwhile: the second-level cache is the one that all see.
+// Asks for a line, which may be written meanwhile.
 __device__ __forceinline__ void prefetch_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
