@@ -1,10 +1,11 @@
 """Whether a model of experts trains as it does without these kernels: losses in float32 and in bfloat16.
 
-    python benchmarks/moe_losses.py --output losses.json [--seeds 3] [--steps 200] [--device cuda]
+    python benchmarks/moe_losses.py --output losses.json [--seeds 10] [--steps 200] [--device cuda] [--processes 5]
 
 A Qwen3-MoE of two layers with random weights learns a language drawn from a table. Each seed's model is trained on the
 same batches in float32 by transformers' `grouped_mm` experts, and in bfloat16 with weights kept in float32 by these, by
-transformers' loop over the experts, and by the kernels: `accelerate`, so experts, routers, attention, norms, rotations.
+transformers' loop over the experts, and by the kernels: `accelerate`, so experts, routers, attention, norms, rotations;
+and the experts alone. Seeds are dealt out to processes, as one model of this size leaves most of a GPU idle.
 What is compared is how far the losses are from float32's, in the mean over the steps and at most. bfloat16's own spread
 is what its two library settings are apart from float32; `tools/figure_training.py` makes the figure of both.
 """
@@ -13,7 +14,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +26,7 @@ import transformers
 from provenance import provenance
 
 import flashmoe_science
+from flashmoe_science.huggingface import IMPLEMENTATION
 
 SIZES = {
     "hidden_size": 512,
@@ -37,31 +43,22 @@ SIZES = {
 BATCH, LENGTH, LIKELY = 8, 256, 8
 """Sequences of a step, their tokens, and how many tokens may follow each one."""
 RATE = 1e-3
-EXACT, OURS = "float32", "kernels"
-LIBRARY = {"grouped_mm": "grouped_mm", "loop": "eager"}
-"""transformers' names of its experts."""
+EXACT, OURS, EXPERTS = "float32", "kernels", "experts"
+NAMES = {"grouped_mm": "grouped_mm", "loop": "eager", EXPERTS: IMPLEMENTATION}
+"""transformers' names of its experts, and of this project's."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    parser.add_argument("--processes", type=int, default=5)
     chosen = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = False
-    runs = []
-    for seed in range(chosen.seeds):
-        losses = {way: train(way, seed, chosen.steps, chosen.device) for way in (EXACT, *LIBRARY, OURS)}
-        apart = {
-            way: {"mean": float(distance.mean()), "most": float(distance.max())}
-            for way, curve in losses.items()
-            if way != EXACT
-            for distance in [np.abs(np.array(curve) - np.array(losses[EXACT]))]
-        }
-        runs.append({"seed": seed, "apart": apart, "losses": losses})
-        ends = ", ".join(f"{way} {np.mean(curve[-20:]):.4f}" for way, curve in losses.items())
-        print(f"seed {seed}: the last 20 losses {ends}; apart from float32 {apart}", flush=True)
+    with ProcessPoolExecutor(chosen.processes, get_context("spawn")) as pool:
+        seed_run = partial(run_of_seed, steps=chosen.steps, device=chosen.device)
+        runs = list(pool.map(seed_run, range(chosen.seeds)))
     chosen.output.parent.mkdir(parents=True, exist_ok=True)
     document = {
         **provenance(chosen.device),
@@ -70,6 +67,21 @@ def main() -> None:
         "runs": runs,
     }
     chosen.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def run_of_seed(seed: int, steps: int, device: str) -> dict[str, Any]:
+    """The losses of every way, and how far each one's are from float32's."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    losses = {way: train(way, seed, steps, device) for way in (EXACT, *NAMES, OURS)}
+    apart = {
+        way: {"mean": float(distance.mean()), "most": float(distance.max())}
+        for way, curve in losses.items()
+        if way != EXACT
+        for distance in [np.abs(np.array(curve) - np.array(losses[EXACT]))]
+    }
+    ends = ", ".join(f"{way} {np.mean(curve[-20:]):.4f}" for way, curve in losses.items())
+    print(f"seed {seed}: the last 20 losses {ends}; apart from float32 {apart}", flush=True)
+    return {"seed": seed, "apart": apart, "losses": losses}
 
 
 def train(way: str, seed: int, steps: int, device: str) -> list[float]:
@@ -81,7 +93,7 @@ def train(way: str, seed: int, steps: int, device: str) -> list[float]:
     if way != EXACT:
         model = model.bfloat16()
     model.set_attn_implementation("sdpa")
-    model.set_experts_implementation(LIBRARY.get(way, "grouped_mm"))
+    model.set_experts_implementation(NAMES.get(way, "grouped_mm"))
     if way == OURS:
         flashmoe_science.accelerate(model)
     parameters = list(model.parameters())

@@ -48,9 +48,8 @@ struct Constant {
 // With a scale for each key its weight is scaled. Relative to the heaviest of these it is at most one, as float16 wants it. With
 // four tiles of rows that spills.
 constexpr bool kRelativeWeights = CACHE == 2 && ROW_TILES < 4;
-// In the last pass a warp's further tiles may lie past the end: masked, they cost as much as others. Of FP8, of which a warp has
-// several tiles at a time, they are left out there.
-constexpr bool kShortPasses = CACHE > 0 && KEY_TILES > 1;
+// In the last pass a warp's further tiles may lie past the end: masked, they cost as much as others, so they are left out there.
+constexpr bool kShortPasses = KEY_TILES > 1;
 // Whether the query stays in registers for a segment: beside FP8, where it is converted too.
 constexpr bool kHoldQuery = CACHE > 0 && ROW_TILES == 1 && HEAD_DIM <= 128 && !LATE_VALUES;
 
@@ -104,13 +103,13 @@ attention_decode(const __grid_constant__ Parameters p) {
     __shared__ Gathering gathering[1];
     gathering->open();
 #endif
+    const Place place(p);
 #if DEPENDENT
     if (!warm_up(p)) return;
     wait_for_predecessor();
 #endif
     if (warp == 0) {
-        begin_share(p, cursor[0], lane);
-        if (lane == 0) next_segment(p, cursor[0], segments[0]);
+        begin_share(p, place, cursor[0], segments[0], lane);
     } else {
         write_rows_without_keys(p, warp, lane);
     }
@@ -489,6 +488,6 @@ attention_decode(const __grid_constant__ Parameters p) {
         }
 #endif
         if (segment.slot >= 0 && warp < kQuads) meet(p, segment, meetings[s % 2], warp, lane);
-        if (!more) return;
+        if (ROW_TILES > 2 ? next.passes == 0 : !more) return;  // with four tiles of rows `more` would spill
     }
 }

@@ -74,7 +74,7 @@ __device__ __forceinline__ void write_rows_without_keys(const Parameters& p, int
     for (int sequence = first; sequence <= p.batch; sequence += static_cast<int>(gridDim.x) * each) {
         const int from = p.query_starts[sequence];
         if (sequence == p.batch) write_nothing(p, from, p.tokens, lane);
-        else if (extent_of(p, sequence).rows == 0) write_nothing(p, from, p.query_starts[sequence + 1], lane);
+        else if (Extent(p, sequence).rows == 0) write_nothing(p, from, p.query_starts[sequence + 1], lane);
     }
 }
 

@@ -59,39 +59,54 @@ __device__ __forceinline__ bool warm_up(const Parameters& p) {
 }
 #endif
 
+// Called, as most blocks need none, and inlined it lies between the instructions that all wait for.
+__device__ __noinline__ int quotient(int x, int y) { return x / y; }
+
+__device__ __forceinline__ int tiles_of(int keys) { return static_cast<int>(static_cast<uint32>(keys + kTileKeys - 1) / kTileKeys); }
+
 // What a sequence asks for.
 struct Extent {
+    int query_start, key_start;  // the latter if keys are packed
     int rows, past, first_key, keys;
+    int row_blocks, first_tile, tiles;
 
-    __device__ __forceinline__ Extent(const Parameters& p, int queries, int key_count) : keys(key_count) {
-        rows = queries * p.group;
+    Extent() = default;
+    __device__ __forceinline__ Extent(const Parameters& p, int sequence) : key_start(0) {
+        query_start = p.query_starts[sequence];
+        const int queries = p.query_starts[sequence + 1] - query_start;
+        if (PAGES > 0) {
+            keys = p.key_lengths[sequence];
+        } else {
+            key_start = p.key_starts[sequence];
+            keys = p.key_lengths != nullptr ? p.key_lengths[sequence] : p.key_starts[sequence + 1] - key_start;
+        }
+        rows = max(0, queries * p.group);
         past = keys - queries;
         first_key = max(0, begin_of_seen(p, past));
         // The last query sees the most keys; without `right` all.
-        if (rows <= 0 || first_key >= keys) rows = 0;
+        if (first_key >= keys) rows = 0;
+        row_blocks = static_cast<int>(static_cast<uint32>(rows + kRows - 1) / kRows);
+        first_tile = static_cast<int>(static_cast<uint32>(first_key) / kTileKeys);
+        if (p.split_tiles > 0) first_tile = quotient(first_tile, p.split_tiles) * p.split_tiles;
+        tiles = rows == 0 ? 0 : tiles_of(keys) - first_tile;
     }
-
-    __device__ __forceinline__ int first_tile(const Parameters& p) const {
-        const int tile = first_key / kTileKeys;
-        return p.split_tiles > 0 ? tile - tile % p.split_tiles : tile;
-    }
-    __device__ __forceinline__ int tiles(const Parameters& p) const {
-        return rows == 0 ? 0 : (keys + kTileKeys - 1) / kTileKeys - first_tile(p);
-    }
-    __device__ __forceinline__ int row_blocks() const { return (rows + kRows - 1) / kRows; }
 };
 
-__device__ __forceinline__ Extent extent_of(const Parameters& p, int sequence) {
-    const int queries = p.query_starts[sequence + 1] - p.query_starts[sequence];
-    const int keys = p.key_lengths != nullptr ? p.key_lengths[sequence] : p.key_starts[sequence + 1] - p.key_starts[sequence];
-    return Extent(p, queries, keys);
+// `unit_tiles`: a power of two, unless it is `split_tiles`.
+__device__ __forceinline__ int unit_count(const Parameters& p, int tiles, int unit_tiles) {
+    return p.split_tiles > 0 ? quotient(tiles + unit_tiles - 1, unit_tiles) : (tiles + unit_tiles - 1) >> (__ffs(unit_tiles) - 1);
 }
 
-__device__ __forceinline__ int unit_count(int tiles, int unit_tiles) {
-    // A division for odd units only.
-    return (unit_tiles & (unit_tiles - 1)) == 0 ? (tiles + unit_tiles - 1) >> (__ffs(unit_tiles) - 1)
-                                                : (tiles + unit_tiles - 1) / unit_tiles;
-}
+// The block among those that go through the same keys: it depends on no length.
+struct Place {
+    int teams, team, first_head, heads;
+
+    __device__ __forceinline__ explicit Place(const Parameters& p)
+        : teams(divide(static_cast<int>(gridDim.x), p.by_team)), team(divide(static_cast<int>(blockIdx.x), p.by_team)),
+          heads(divide(p.kv_heads, p.by_team)) {
+        first_head = (static_cast<int>(blockIdx.x) - team * p.team) * heads;
+    }
+};
 
 // The block's place in its share. Only one lane reads and writes it.
 struct Cursor {
@@ -105,140 +120,33 @@ struct Cursor {
     int head, row_block, row_blocks;
     int rows, past, first_key, keys, first_tile, query_start, key_start;  // of the sequence
 
-    __device__ __forceinline__ void enter(const Parameters& p, int of_sequence, const Extent& extent) {
+    // Of the sequence, all its sets'.
+    __device__ __forceinline__ int all_units() const { return heads * row_blocks * units; }
+
+    __device__ __forceinline__ void enter(int of_sequence, const Extent& extent, const Parameters& p) {
         sequence = of_sequence;
-        first_tile = extent.first_tile(p);
-        const int tiles = extent.tiles(p);
-        if (CLUSTER > 1 && gathers) unit_tiles = (tiles + CLUSTER - 1) / CLUSTER;
-        units = CLUSTER > 1 && gathers ? CLUSTER : unit_count(tiles, unit_tiles);
-        row_blocks = extent.row_blocks();
+        query_start = extent.query_start;
+        key_start = extent.key_start;
         rows = extent.rows;
         past = extent.past;
         first_key = extent.first_key;
         keys = extent.keys;
-        query_start = p.query_starts[of_sequence];
-        key_start = p.key_starts != nullptr ? p.key_starts[of_sequence] : 0;
+        row_blocks = extent.row_blocks;
+        first_tile = extent.first_tile;
+        if (CLUSTER > 1 && gathers) unit_tiles = (extent.tiles + CLUSTER - 1) / CLUSTER;
+        units = CLUSTER > 1 && gathers ? CLUSTER : unit_count(p, extent.tiles, unit_tiles);
         within = head = row_block = 0;
     }
 };
 
-__device__ __forceinline__ int sum_of_warp(int x) {
-    return static_cast<int>(over_lanes<32>(static_cast<uint32>(x), [](uint32 a, uint32 b) { return a + b; }));
-}
-
 constexpr int kUnitSizes = kPass >= 16 ? 5 : kPass >= 8 ? 4 : kPass >= 4 ? 3 : kPass >= 2 ? 2 : 1;
 
-// All lanes of a warp: where the block begins.
-__device__ __forceinline__ void begin_share(const Parameters& p, Cursor& cursor, int lane) {
-    const int teams = divide(static_cast<int>(gridDim.x), p.by_team);
-    int team = divide(static_cast<int>(blockIdx.x), p.by_team);
-    int heads = divide(p.kv_heads, p.by_team), first_head = (static_cast<int>(blockIdx.x) - team * p.team) * heads;
-    const int each = (p.batch + 31) / 32;
-    const int from = min(lane * each, p.batch), to = min(from + each, p.batch);
-    int counts[kUnitSizes] = {};  // units of the lane's sequences, for each size of a unit
-    int longest = 0, own_sets = 0;
-    for (int sequence = from; sequence < to; ++sequence) {
-        const Extent extent = extent_of(p, sequence);
-        const int sets = heads * extent.row_blocks(), tiles = extent.tiles(p);
-        longest = max(longest, tiles);
-        own_sets += sets;
-        if (p.split_tiles > 0) {
-            counts[0] += sets * unit_count(tiles, p.split_tiles);
-        } else {
-#pragma unroll
-            for (int i = 0; i < kUnitSizes; ++i) counts[i] += sets * ((tiles + (1 << i) - 1) >> i);
-        }
-    }
-    int own = counts[0], unit_tiles = p.split_tiles;
-    bool gathers = false;
-    if (p.split_tiles == 0) {
-        const int all_tiles = sum_of_warp(counts[0]);
-        longest = static_cast<int>(most<32>(static_cast<uint32>(longest)));
-        unit_tiles = 1;
-#pragma unroll
-        for (int i = 1; i < kUnitSizes; ++i) {
-            // Sets that a block goes through at a time are not cut: blocks that share one lose more by meeting. A tile takes
-            // a block about five times as long to read as one more partial result takes to combine: together that is the
-            // least where a block has the square root of a fifth of a set's tiles.
-            const int less = 1 << (i - 1);
-            if (longest <= kPass || less * teams < all_tiles || 4 * less * less < longest) {
-                unit_tiles = 2 * less;
-                own = counts[i];
-            }
-        }
-        if (CLUSTER > 1) {
-            const int equal = divide(all_tiles + teams - 1, p.by_teams);
-            const int most_tiles = equal + equal / 16 + kTilesOfMeeting;
-            gathers = CLUSTER * sum_of_warp(own_sets) <= teams && longest <= CLUSTER * most_tiles;
-            if (gathers) {
-                own = CLUSTER * p.team * own_sets;
-                team = static_cast<int>(blockIdx.x);
-                heads = p.kv_heads;
-                first_head = 0;
-            }
-        }
-    }
-    int up_to = own;  // and with all lanes before
-    if (p.batch > 1) {
-#pragma unroll
-        for (int distance = 1; distance < 32; distance *= 2) {
-            const int x = __shfl_up_sync(0xffffffffu, up_to, distance);
-            if (lane >= distance) up_to += x;
-        }
-    }
-    const int all = __shfl_sync(0xffffffffu, up_to, p.batch > 1 ? 31 : 0);
-    const int share = gathers ? 1 : max(1, divide(all + teams - 1, p.by_teams));
-    const int begin = min(team * share, all);
-    const int before = up_to - own;
-    if (lane == 0) {
-        cursor.share = share;
-        cursor.unit_tiles = unit_tiles;
-        cursor.gathers = gathers;
-        cursor.team = team;
-        cursor.first_head = first_head;
-        cursor.heads = heads;
-        cursor.unit = begin;
-        cursor.end = min(begin + share, all);
-    }
-    __syncwarp();
-    if (before <= begin && begin < up_to) {  // one lane, unless there is nothing to do
-        int left = begin - before;           // units before the block's first, from the sequence on
-        for (int sequence = from;; ++sequence) {
-            const Extent extent = extent_of(p, sequence);
-            const int row_blocks = extent.row_blocks();
-            const int units = CLUSTER > 1 && gathers ? CLUSTER : unit_count(extent.tiles(p), unit_tiles);
-            const int all_sets = heads * row_blocks * units;
-            if (left >= all_sets) {
-                left -= all_sets;
-                continue;
-            }
-            cursor.enter(p, sequence, extent);
-            const int set = left / units;
-            cursor.within = left - set * units;
-            cursor.head = row_blocks == 1 ? set : set / row_blocks;
-            cursor.row_block = row_blocks == 1 ? 0 : set - cursor.head * row_blocks;
-            break;
-        }
-    }
-    __syncwarp();
-}
-
-// One lane: the next segment of the block's share. `cursor` goes past it.
-__device__ __forceinline__ void next_segment(const Parameters& p, Cursor& cursor, Segment& segment) {
+// One lane: a segment of the block's share. `cursor` goes past it.
+__device__ __forceinline__ void take_segment(const Parameters& p, Cursor& cursor, Segment& segment) {
     const int unit = cursor.unit, end = cursor.end, unit_tiles = cursor.unit_tiles;
-    if (unit >= end) {
-        segment.passes = 0;
-        return;
-    }
-    if (cursor.head == cursor.heads) {  // there is more, so there is a sequence with keys
-        int sequence = cursor.sequence + 1;
-        Extent extent = extent_of(p, sequence);
-        while (extent.rows == 0) extent = extent_of(p, ++sequence);
-        cursor.enter(p, sequence, extent);
-    }
     const int within = cursor.within, units = cursor.units, keys = cursor.keys, rows = cursor.rows, past = cursor.past;
     const int taken = p.split_tiles > 0 ? 1 : min(units - within, end - unit);
-    const int last_tile = (keys + kTileKeys - 1) / kTileKeys;  // one past
+    const int last_tile = tiles_of(keys);  // one past
     const int begin_tile = cursor.first_tile + within * unit_tiles;
     const int tile = CLUSTER > 1 ? min(begin_tile, last_tile) : begin_tile;
     const int end_tile = min(tile + taken * unit_tiles, last_tile);
@@ -286,6 +194,110 @@ __device__ __forceinline__ void next_segment(const Parameters& p, Cursor& cursor
             ++cursor.head;
         }
     }
+}
+
+// The same of the next one, if there is any.
+__device__ __forceinline__ void next_segment(const Parameters& p, Cursor& cursor, Segment& segment) {
+    if (cursor.unit >= cursor.end) {
+        segment.passes = 0;
+        return;
+    }
+    if (cursor.head == cursor.heads) {  // there is more, so there is a sequence with keys
+        int sequence = cursor.sequence + 1;
+        Extent extent(p, sequence);
+        while (extent.rows == 0) extent = Extent(p, ++sequence);
+        cursor.enter(sequence, extent, p);
+    }
+    take_segment(p, cursor, segment);
+}
+
+// All lanes of a warp: the block's first segment, and where the next one begins. Nothing is read twice where a lane has one sequence.
+__device__ __forceinline__ void begin_share(const Parameters& p, Place place, Cursor& cursor, Segment& segment, int lane) {
+    const int each = (p.batch + 31) / 32;
+    const int from = min(lane * each, p.batch), to = min(from + each, p.batch);
+    int counts[kUnitSizes] = {};  // units of the lane's sequences, for each size of a unit
+    int longest = 0, own_sets = 0;
+    Extent first;
+#pragma unroll 1
+    for (int sequence = from; sequence < to; ++sequence) {
+        const Extent extent(p, sequence);
+        if (sequence == from) first = extent;
+        const int sets = place.heads * extent.row_blocks;
+        longest = max(longest, extent.tiles);
+        own_sets += sets;
+        if (p.split_tiles > 0) {
+            counts[0] += sets * unit_count(p, extent.tiles, p.split_tiles);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kUnitSizes; ++i) counts[i] += sets * ((extent.tiles + (1 << i) - 1) >> i);
+        }
+    }
+    int own = counts[0], unit_tiles = p.split_tiles;
+    bool gathers = false;
+    if (p.split_tiles == 0) {
+        const int all_tiles = total_of_warp(counts[0]);
+        longest = static_cast<int>(most<32>(static_cast<uint32>(longest)));
+        unit_tiles = 1;
+#pragma unroll
+        for (int i = 1; i < kUnitSizes; ++i) {
+            // Sets that a block goes through at a time are not cut: blocks that share one lose more by meeting. A tile takes
+            // a block about five times as long to read as one more partial result takes to combine: together that is the
+            // least where a block has the square root of a fifth of a set's tiles.
+            const int less = 1 << (i - 1);
+            if (longest <= kPass || less * place.teams < all_tiles || 4 * less * less < longest) {
+                unit_tiles = 2 * less;
+                own = counts[i];
+            }
+        }
+        if (CLUSTER > 1) {
+            const int equal = divide(all_tiles + place.teams - 1, p.by_teams);
+            const int most_tiles = equal + equal / 16 + kTilesOfMeeting;
+            gathers = CLUSTER * total_of_warp(own_sets) <= place.teams && longest <= CLUSTER * most_tiles;
+            if (gathers) {
+                own = CLUSTER * p.team * own_sets;
+                place.team = static_cast<int>(blockIdx.x);
+                place.heads = p.kv_heads;
+                place.first_head = 0;
+            }
+        }
+    }
+    int up_to = own;  // and with all lanes before
+    if (p.batch > 1) {
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+            const int x = __shfl_up_sync(0xffffffffu, up_to, distance);
+            if (lane >= distance) up_to += x;
+        }
+    }
+    const int all = __shfl_sync(0xffffffffu, up_to, p.batch > 1 ? 31 : 0);
+    const int share = gathers ? 1 : max(1, divide(all + place.teams - 1, p.by_teams));
+    const int begin = min(place.team * share, all);
+    const int before = up_to - own;
+    if (lane == 0 && begin == all) segment.passes = 0;
+    if (before <= begin && begin < up_to) {  // one lane, or none
+        Cursor at;
+        at.share = share;
+        at.unit_tiles = unit_tiles;
+        at.gathers = gathers;
+        at.team = place.team;
+        at.first_head = place.first_head;
+        at.heads = place.heads;
+        at.unit = begin;
+        at.end = min(begin + share, all);
+        at.enter(from, first, p);
+        int left = begin - before;  // units before the block's first, from the sequence on
+        while (left >= at.all_units()) {
+            left -= at.all_units();
+            at.enter(at.sequence + 1, Extent(p, at.sequence + 1), p);
+        }
+        const int set = left < at.units ? 0 : left < 2 * at.units ? 1 : quotient(left, at.units);
+        at.within = left - set * at.units;
+        at.head = at.row_blocks == 1 ? set : quotient(set, at.row_blocks);
+        at.row_block = at.row_blocks == 1 ? 0 : set - at.head * at.row_blocks;
+        take_segment(p, at, segment);
+        cursor = at;
+    }
+    __syncwarp();
 }
 
 constexpr int kMostPieces = 32;    // that are combined by one block, if each block has one

@@ -28,3 +28,13 @@ template <int WIDTH>
 __device__ __forceinline__ uint32 least(uint32 x) {
     return ~most<WIDTH>(~x);
 }
+
+__device__ __forceinline__ int total_of_warp(int x) {
+#if NATIVE_REDUX
+    int y;
+    asm volatile("redux.sync.add.s32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
+    return y;
+#else
+    return over_lanes<32>(x, [](int a, int b) { return a + b; });
+#endif
+}
