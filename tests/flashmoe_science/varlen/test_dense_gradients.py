@@ -43,8 +43,11 @@ def exact(
     return (scores - total[..., None]).exp().masked_fill(~visible, 0) @ value, lse
 
 
-def recorded(tensors: DENSE, sinks: torch.Tensor | None) -> list[torch.Tensor | None]:
-    return [None if each is None else each.detach().clone().requires_grad_() for each in (*tensors, sinks)]
+def recorded(
+    tensors: DENSE, sinks: torch.Tensor | None, device: str = "cpu"
+) -> list[torch.Tensor | None]:
+    leaves = (None if each is None else each.detach().to(device, copy=True) for each in (*tensors, sinks))
+    return [None if leaf is None else leaf.requires_grad_() for leaf in leaves]
 
 
 def check(
@@ -55,10 +58,11 @@ def check(
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     scale: float = 0.2,
+    device: str = "cpu",
 ) -> None:
     """All gradients of a sum over output and log-sum-exp."""
     options = {"causal": causal, "window": window, "softcap": softcap}
-    ours = recorded(tensors, sinks)
+    ours = recorded(tensors, sinks, device)
     wide = recorded(tuple(each.double() for each in tensors), sinks if sinks is None else sinks.double())  # type: ignore[arg-type]
     query, key, value, own_sinks = ours
     output, lse = flash_attention(
@@ -70,6 +74,7 @@ def check(
         return_lse=True,
         **options,  # type: ignore[arg-type]
     )
+    output, lse = output.cpu(), lse.cpu()
     exact_output, exact_lse = exact(*wide, **options, scale=scale)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(1)
     of_output = torch.randn(output.shape, generator=generator)
@@ -83,7 +88,7 @@ def check(
             assert mine.grad.dtype == mine.dtype
             size = float(right.grad.abs().max()) if right.grad.numel() else 0.0  # type: ignore[union-attr]
             torch.testing.assert_close(
-                mine.grad.double(),
+                mine.grad.double().cpu(),
                 right.grad,
                 rtol=0,
                 atol=TOLERANCE[tensors[0].dtype] * max(1.0, size),
@@ -210,3 +215,30 @@ def test_under_flash_attentions_name() -> None:
     same, of_same = torch.autograd.grad(ours.sum(), (query, sinks))
     assert torch.equal(mine, same)
     assert torch.equal(of_sinks, of_same)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("causal", "window", "softcap", "with_sinks"),
+    [
+        (True, (100, 0), 0.0, True),
+        (False, (30, 7), 0.0, False),
+        (True, (-1, -1), 20.0, False),
+        (False, (-1, -1), 0.0, True),
+        (True, (64, 0), 5.0, True),
+    ],
+)
+def test_on_a_gpu(
+    dtype: torch.dtype,
+    head_dim: int,
+    causal: bool,
+    window: tuple[int, int],
+    softcap: float,
+    with_sinks: bool,
+) -> None:
+    tensors = dense(2, (4, 2), (150, 333), head_dim, dtype)
+    sinks = SINKS if with_sinks else None
+    check(tensors, sinks, causal=causal, window=window, softcap=softcap, scale=0.1, device="cuda")

@@ -45,13 +45,13 @@ struct Meeting {
 };
 
 #if DEPENDENT
-// While the predecessor runs: the argument comes into the constant cache, and lengths, which may yet change, into L2. True, but
-// the compiler cannot tell.
+// While the predecessor runs: lengths, which may yet change, come into L2, and of small heads, of which few blocks have any keys,
+// the argument into the constant cache. True, but the compiler cannot tell.
 __device__ __forceinline__ bool warm_up(const Parameters& p) {
     const uint32* const words = reinterpret_cast<const uint32*>(&p);
     uint32 any = 0;
 #pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(Parameters) / 4); i += 16) any |= words[i];
+    for (int i = 0; i < (HEAD_DIM > 64 ? 1 : static_cast<int>(sizeof(Parameters) / 4)); i += 16) any |= words[i];
     const int at = 32 * static_cast<int>(threadIdx.x);
     if (at <= p.batch) prefetch_l2(p.query_starts + at);
     if (at < p.batch) prefetch_l2((p.key_lengths != nullptr ? p.key_lengths : p.key_starts) + at);
