@@ -29,16 +29,20 @@ def test_a_rate_is_of_the_median_latency(figures: ModuleType) -> None:
         figures.step_rate("qwen3-30b-1")(STEPS)
 
 
-def test_what_is_kept_is_ours_and_of_the_long_layer(figures: ModuleType, tmp_path: Path) -> None:
-    lines = [
-        "qwen3 4096: ours 2.2 ms kept 0.10 GB eager 4.0 ms kept 0.47 GB; ratio to best 1.31 (x itself 0.02 GB more)",
-        "qwen3 32768: ours 13.1 ms kept 0.81 GB eager 24.8 ms kept 3.76 GB; ratio 1.33 (x itself 0.13 GB more) [3s]",
+def test_memory_is_of_the_layer_and_peaks_are_over_the_smaller(figures: ModuleType, tmp_path: Path) -> None:
+    layer = "qwen3-30b-32768"
+    ways = (("cudadent42", 0.8, 4.5), ("grouped_mm", 3.8, 7.0), ("grouped_mm_compiled", 3.4, 5.0))
+    rows = [
+        {"case": layer, "implementation": way, "kept_gb": kept, "peak_gb": peak} for way, kept, peak in ways
     ]
-    (tmp_path / "third.txt").write_text("\n".join(lines))
-    assert figures.kept_gigabytes(tmp_path) == pytest.approx((0.94, 0.81))
-    (tmp_path / "third.txt").write_text(lines[0])
-    with pytest.raises(UsageError, match="has 0 times"):
-        figures.kept_gigabytes(tmp_path)
+    (tmp_path / "memory.json").write_text(
+        json.dumps({"cases": [*rows, {"case": layer, "implementation": "liger", "left_out": "not there"}]})
+    )
+    hidden_states = 32768 * 2048 * 2e-9
+    assert figures.kept_gigabytes(layer)(tmp_path) == pytest.approx((0.8 + hidden_states, 0.8))
+    assert figures.peak_over_library(layer)(tmp_path) == pytest.approx(0.9)
+    with pytest.raises(UsageError, match="does not have peak_gb of mixtral-8x7b-8192"):
+        figures.peak_over_library("mixtral-8x7b-8192")(tmp_path)
 
 
 def test_losses_are_compared_with_the_larger_of_the_library_s(figures: ModuleType, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
@@ -12,6 +11,7 @@ from figure_readers import finished
 
 from cudadent42.base.errors import UsageError
 from cudadent42.operations.moe.case import MoeCase
+from cudadent42.suites.loader import load_suite
 
 FLOPS = 18
 """Of both passes, for each slot, column of the hidden states and intermediate value: a multiplication and an addition
@@ -34,26 +34,42 @@ def step_rate(name: str) -> Callable[[Path], float]:
     return read
 
 
-def numbers(file: str, *patterns: str) -> Callable[[Path], list[float]]:
-    """What each pattern's one group finds in a folder's text; each must be there once."""
+LIBRARY = ("grouped_mm", "grouped_mm_compiled")
 
-    def read(folder: Path) -> list[float]:
-        text = (folder / file).read_text(encoding="utf-8")
-        each = [re.findall(pattern, text, re.MULTILINE) for pattern in patterns]
-        for pattern, matches in zip(patterns, each, strict=True):
-            if len(matches) != 1:
-                raise UsageError(f"{folder / file} has {len(matches)} times {pattern!r}; expected it once")
-        return [float(matches[0]) for matches in each]
+
+def gigabytes(folder: Path, name: str, field: str) -> dict[str, float]:
+    """Of a layer, for each implementation that benchmarks/moe_training_memory.py measured."""
+    cases = json.loads((folder / "memory.json").read_text(encoding="utf-8"))["cases"]
+    of_layer = {
+        each["implementation"]: each[field] for each in cases if each["case"] == name and field in each
+    }
+    if not {"cudadent42", *LIBRARY} <= of_layer.keys():
+        raise UsageError(
+            f"{folder / 'memory.json'} does not have {field} of {name} for all that are compared"
+        )
+    return of_layer
+
+
+def kept_gigabytes(name: str) -> Callable[[Path], tuple[float, float]]:
+    """With the hidden states, and without."""
+
+    def read(folder: Path) -> tuple[float, float]:
+        kept = gigabytes(folder, name, "kept_gb")["cudadent42"]
+        (layer,) = (case for case in load_suite("moe-step").shapes if case.name == name)
+        assert isinstance(layer, MoeCase)
+        return kept + 2e-9 * layer.tokens * layer.hidden, kept
 
     return read
 
 
-def kept_gigabytes(folder: Path) -> tuple[float, float]:
-    """With the hidden states, and without."""
-    layer = r"^qwen3 32768: ours "
-    of_text = numbers("third.txt", layer + r".*?kept ([\d.]+) GB", layer + r".*\(x itself ([\d.]+) GB more\)")
-    kept, hidden_states = of_text(folder)
-    return kept + hidden_states, kept
+def peak_over_library(name: str) -> Callable[[Path], float]:
+    """The peak of both passes over the library's smaller one."""
+
+    def read(folder: Path) -> float:
+        peaks = gigabytes(folder, name, "peak_gb")
+        return peaks["cudadent42"] / min(peaks[way] for way in LIBRARY)
+
+    return read
 
 
 def losses_off(folder: Path) -> tuple[float, float]:

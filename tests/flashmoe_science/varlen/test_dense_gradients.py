@@ -43,9 +43,7 @@ def exact(
     return (scores - total[..., None]).exp().masked_fill(~visible, 0) @ value, lse
 
 
-def recorded(
-    tensors: DENSE, sinks: torch.Tensor | None, device: str = "cpu"
-) -> list[torch.Tensor | None]:
+def recorded(tensors: DENSE, sinks: torch.Tensor | None, device: str = "cpu") -> list[torch.Tensor | None]:
     leaves = (None if each is None else each.detach().to(device, copy=True) for each in (*tensors, sinks))
     return [None if leaf is None else leaf.requires_grad_() for leaf in leaves]
 

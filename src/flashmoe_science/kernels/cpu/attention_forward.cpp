@@ -3,10 +3,8 @@
 //
 // A tile is up to 64 queries (24 or 16 with AVX2) of one head (or, where few queries share a key/value head, of its whole group).
 // Queries lie in vector lanes, so S^T = K Q^T and O^T = V^T P^T read K and V row-major, in place, by broadcast. Key blocks
-// are visited in order; each block's P V starts from zero and is added to the rescaled output. Only Q and O are transposed,
-// once a tile. A task is one or more tiles of the same head that share each prepared key block.
-//
-// A few rows of a key/value head take another way, see decode.h. How the element types run in tiles: docs/kernels/cpu.md.
+// are visited in order. Only Q and O are transposed, once a tile. A task is one or more tiles of the same head that share each
+// prepared key block: docs/kernels/cpu.md. A few rows of a key/value head take another way: decode.h.
 //
 // Causal masks align bottom-right. Where a block on the diagonal holds a value that is not finite (0 * NaN), only visible
 // products are summed.

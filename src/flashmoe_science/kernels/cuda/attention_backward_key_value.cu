@@ -2,15 +2,13 @@
 //
 // A block owns BLOCK_N keys of one key head and walks over the query rows that see them, in all query heads of the group.
 // Scores are computed transposed, keys in the rows, so that Pᵀ and dSᵀ go from accumulator to operand in registers.
-// Statistics of the rows come from the pass over queries (attention_backward_query.cu) or from
-// attention_backward_statistics.cu. One owner per key and one order of sums: the same call gives the same bits.
 //
 // ROLES 1: every warp makes both gradients of its keys. ROLES 2: two warps share their keys; one makes P and the gradient of
 // the values, the other dP, dS and the gradient of the keys. Each holds one accumulator, so it can own twice the keys; P
 // goes from one to the other, in float32, through shared memory.
 //
-// QUERIES 1: the gradient of queries, too, so that there is no pass over queries (backward/query_sums.cuh). Query rows are
-// visited from the last on: blocks of one head, of which the first has the most rows, then add to the same ones in order.
+// QUERIES 1: the gradient of queries, too (backward/query_sums.cuh). Query rows are visited from the last on: blocks of one
+// head, of which the first has the most rows, then add to the same ones in order.
 //
 // Macros: those of attention_backward_query.cu but REGISTER_STEPS, of which CHUNK counts query rows; ROLES and QUERIES.
 #include "ablation.cuh"

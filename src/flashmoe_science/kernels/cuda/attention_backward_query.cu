@@ -1,9 +1,7 @@
 // The first pass of attention backward for sm_75 and later: the gradient of the query, on mma.sync.
 //
-// A block of WARPS warps owns BLOCK_M query rows of one head and walks over the keys from the last block that its rows see
-// to the first, as the forward kernel does. It computes delta of its rows from the output and its gradient, and publishes
-// it with the log-sum-exp for the pass over keys (attention_backward_key_value.cu), which is launched after it.
-// No atomics and one owner per row: the same call gives the same bits.
+// A block of WARPS warps owns BLOCK_M query rows of one head and walks over the keys as the forward kernel does. It computes
+// delta of its rows and publishes it with the log-sum-exp for the pass over keys (attention_backward_key_value.cu).
 //
 // Macros: HEAD_DIM (a multiple of 16, at least the tensor's), BLOCK_M, BLOCK_N (keys per step), CHUNK (keys whose scores are
 // held at a time), WARPS, REGISTER_STEPS (how many 16-wide slices of the query and of the

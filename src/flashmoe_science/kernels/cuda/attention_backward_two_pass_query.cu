@@ -4,8 +4,7 @@
 // The gradient stays in registers:
 //   P = exp2(scale Q K^T - LSE);  dP = dO V^T;  dS = P (dP - delta);  dQ += dS K
 // dS is an operand straight from registers, so the consumers never meet. The next step's products are issued right behind this
-// step's, and its exponentials are taken under the second. It starts while the pass over the keys ends, of which it needs
-// nothing.
+// step's, and its exponentials are taken under the second.
 //
 // Compile-time configuration: HEAD_DIM (192 or 256), CAUSAL, ELEMENT_BF16.
 

@@ -1,19 +1,14 @@
-// Attention of few query rows over a cache whose lengths lie in device memory: decode, speculative steps, any mixture of
-// sequences, packed or in pages, in one launch that depends on no length.
+// Attention of few query rows over a cache whose lengths lie in device memory, in one launch: docs/kernels/decode.md.
 //
 // Products and fragments are those of attention_small.cu: S^T = K Q^T and O^T = V^T P^T by mma.m16n8k16, keys and values
-// straight from global memory to registers. What differs is the work: a block gets an equal share of all keys of all
-// sequences (decode/schedule.cuh), which it goes through segment by segment, a segment being consecutive keys of one set of
-// 8 * ROW_TILES query rows of one key/value head. Sets that several blocks share are combined by the last of them
-// (decode/results.cuh).
-//
-// With grouped heads the rows of the heads that share keys are packed: row = position * group + head.
-// (g = lane / 4, t = lane % 4 throughout.)
+// straight from global memory to registers. A block goes through its share of all keys (decode/schedule.cuh) segment by
+// segment: consecutive keys of one set of 8 * ROW_TILES query rows, row = position * group + head. Sets that several blocks
+// share are combined by the last of them (decode/results.cuh).  (g = lane / 4, t = lane % 4 throughout.)
 //
 // Macros, all integers:
 //   HEAD_DIM, VALUE_DIM  8..256, multiples of 8
 //   QUERY_BF16     1: query and output are bfloat16, 0: float16; NATIVE_FP8: ptx/fp8.cuh
-//   ELEMENT_BF16   likewise, of what is multiplied: float16 with FP8, but for kRelativeWeights; MMA_K 16, or 8 for sm_75 (types.cuh)
+//   ELEMENT_BF16   likewise, of what is multiplied; MMA_K 16, or 8 for sm_75 (types.cuh)
 //   ROW_TILES      query rows of a set / 8
 //   WARPS          warps of a block
 //   KEY_TILES      tiles of 16 keys that a warp holds at a time

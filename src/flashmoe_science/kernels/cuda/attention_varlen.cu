@@ -1,9 +1,8 @@
 // Attention forward over sequences of any lengths, for sm_80 and later: the algorithm of attention_portable.cu with rows
 // that are found on the device. Lengths, and pages of keys, are read here; the host knows upper bounds.
 //
-// A block of WARPS warps owns BLOCK_M rows of one sequence and head, and walks over the keys that they see from the last
-// block to the first. Blocks of keys outside the window are skipped. What no row of the tile sees is not read: keys behind
-// the last and before the first visible one are zeros, so that NaN in unused slots cannot spread.
+// Blocks of keys outside the window are skipped. What no row of the tile sees is not read: keys behind the last and before the
+// first visible one are zeros, so that NaN in unused slots cannot spread.
 //
 // Macros: those of attention_portable.cu without OVERLAP and ABLATE, and
 // VALUE_DIM (of value and output, at most HEAD_DIM), PAGED (keys in pages), SAME_STRIDES (of key and value), PACKED_HEADS (the heads of a group share a tile:

@@ -4,8 +4,8 @@
 //
 // FIRST: d = w2^T g for each slot, g the gradient of its token's output, gathered by the copies. With z, what the activation is
 // applied to, its routing weight s and y = act(z), it becomes dz = act'(z) s d and s y; and <d, y>, the gradient of s,
-// leaves a part for each 16 columns. Otherwise: the gradient of the input by slot, w13^T dz. Each result is one sum in a
-// fixed order. As many blocks are launched as there can be tiles, whatever the routing; one without a tile ends.
+// leaves a part for each 16 columns. Otherwise: the gradient of the input by slot, w13^T dz. As many blocks are launched as
+// there can be tiles; one without a tile ends.
 //
 // Macros: BLOCK_M, BLOCK_N, BLOCK_K, STAGES, WARPS_M, WARPS_N, MIN_BLOCKS (launch_bounds.cuh), FIRST, ACTIVATION
 // (moe/activation.cuh; 0 unless FIRST), and those of types.cuh.

@@ -1,6 +1,5 @@
-// Gradients of a mixture of experts' weights for Hopper (sm_90a): for each expert the product of two matrices along its rows,
-// as many as there are: of a token's rows, which are gathered, and of rows sorted by expert. TMA, wgmma and specialised
-// warpgroups, as in `moe_hopper.cu`.
+// Gradients of a mixture of experts' weights for Hopper (sm_90a): for each expert the product of two matrices along its rows:
+// of a token's rows, which are gathered, and of rows sorted by expert. As in `moe_hopper.cu`.
 //
 // A tile is 256 columns of the gathered rows and TOKENS of the sorted ones; a stage is 64 rows of both. Both operands lie
 // across, as panels of 64 columns that wgmma takes transposed. Two consumer warpgroups have two of the gathered panels each.

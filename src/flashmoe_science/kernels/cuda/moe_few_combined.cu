@@ -1,9 +1,8 @@
 // Second product and combination of a mixture of experts for few tokens: (tokens, hidden) from (slots, intermediate).
 //
 // A unit is M_TILES tiles of hidden columns, for all groups (few_routing.cuh): a block computes these columns of every
-// slot, keeps them in shared memory and adds up each token's, weighted, in the order of its choices. So there is no
-// buffer of slots in device memory and no further kernel. Warps share a unit by taking different groups; where there
-// are fewer groups than warps, PARTS warps split the inner dimension of one.
+// slot, keeps them in shared memory and adds up each token's, weighted, in the order of its choices. Warps take different
+// groups; where there are fewer groups than warps, PARTS warps split the inner dimension of one.
 //
 // With DEPENDENT, weights are on their way before the first product, whose results they meet, has ended.
 //

@@ -1,9 +1,8 @@
 // Grouped product of a mixture of experts for sm_80 and later, on mma.sync, ldmatrix and cp.async: output rows of each
 // expert = its input rows times its weights, with the activation applied where there is one.
 //
-// Blocks stay on their multiprocessor and draw one tile of BLOCK_M rows and BLOCK_N rows of weights after another. The
-// copies run STAGES - 1 slices of BLOCK_K ahead of the products, over the ends of tiles: while a tile is stored the next
-// one's operands arrive. Rows are gathered by the copies; they are not permuted in memory.
+// Blocks draw one tile of BLOCK_M rows and BLOCK_N rows of weights after another. Copies, which gather rows, run STAGES - 1
+// slices of BLOCK_K ahead of the products, over the ends of tiles.
 //
 // Macros: BLOCK_M, BLOCK_N, BLOCK_K, STAGES, WARPS_M, WARPS_N (a warp multiplies BLOCK_M / WARPS_M rows and BLOCK_N /
 // WARPS_N rows of weights), MIN_BLOCKS (launch_bounds.cuh), UP (1: rows are gathered by token and the output is in sorted

@@ -1,13 +1,9 @@
 // Which tile next. The grid is persistent: block b starts with tile b, then takes tickets.
 //
 // Tiles are numbered so that the dear ones come first: by class, of which each spans half an octave of blocks of keys; in a class
-// by sequence, slice, and row from the last one up. Tiles of a slice and a class come together, so that what they read of the
-// same keys comes from L2.
-//
-// Under a causal mask a class has few tiles of a short sequence, or one, and its keys would come from memory again for each. So
-// short sequences of more than a tile come after the others, by sections: neighbours whose keys and values fit L2 together,
-// each by class. Nothing is prepared: each block counts the tiles itself, 32 sequences at a time, and goes on from where its
-// last tile was.
+// by sequence, slice, and row from the last one up. Under a causal mask short sequences of more than a tile come after the others,
+// by sections: neighbours whose keys and values fit L2 together, each by class. Each block counts the tiles itself, 32 sequences
+// at a time, and goes on from where its last tile was.
 #pragma once
 
 #include "hopper_varlen/shared.cuh"
