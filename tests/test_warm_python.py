@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import torch
 
 import warm_programs
 import warm_python
+from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 
 ENTER = [sys.executable, "-m", "cudadent42.sandbox.enter", "{}", "-1"]
@@ -97,3 +99,13 @@ def test_processes_are_warm_in_all_other_tests_and_have_homes_of_their_own() -> 
     for variable in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
         assert Path(os.environ[variable]).is_dir()
         assert Path(os.environ[variable]).parent.name.startswith("homes-")
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+def test_a_process_with_another_compiler_asks_for_it() -> None:
+    host.find_compiler.cache_clear()
+    host.find_compiler()
+    warm_python._forget_the_compiler(dict(os.environ))
+    assert host.find_compiler.cache_info().currsize == 1
+    warm_python._forget_the_compiler({**os.environ, "CXX": "/no/such/compiler"})
+    assert host.find_compiler.cache_info().currsize == 0

@@ -104,7 +104,8 @@ CacheStateOption = Annotated[
         "--l2",
         metavar="|".join(CacheState),
         rich_help_panel=HOW,
-        help="The state of the last-level cache before each timed call. Default: the suite's.",
+        help="The last-level cache before each timed call: warm, cold by a flush, or rotated, where calls take turns "
+        "over inputs of three times its size. Default: the suite's.",
     ),
 ]
 OutputOption = Annotated[

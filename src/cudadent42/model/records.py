@@ -67,7 +67,11 @@ class CacheState(str, Enum):
     """State of the last-level cache (L2 on a GPU) when a timed window opens."""
 
     WARM = "warm"
+    """What the calls before left there."""
     COLD = "cold"
+    """Nothing of a call's inputs: it is written over before each window, which has one call."""
+    ROTATED = "rotated"
+    """The same in windows of many calls: they take turns over so many input sets that none stays there."""
 
 
 # ---------------------------------------------------------------- what to run

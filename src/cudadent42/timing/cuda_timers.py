@@ -66,7 +66,7 @@ class CudaEventTimer:
     def _count(self, calls: Sequence[Call]) -> int:
         estimate = min(self._time(calls[i % len(calls)])[0] for i in range(_ESTIMATE_CALLS))
         wanted = math.ceil(EVENT_WINDOW_MS / max(estimate, 1e-3))
-        return min(EVENT_MAX_CALLS, max(EVENT_MIN_CALLS, wanted))
+        return max(len(calls), min(EVENT_MAX_CALLS, max(EVENT_MIN_CALLS, wanted)))
 
     def _time(self, call: Call) -> tuple[float, float, Tensor]:
         """Milliseconds of the call, those that the GPU was busy behind it, and the output."""

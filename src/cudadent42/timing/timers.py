@@ -20,7 +20,7 @@ from torch import Tensor
 from cudadent42.model.implementations import Call
 from cudadent42.model.records import TimerKind
 from cudadent42.timing.contention import Window, waited_s
-from cudadent42.timing.flush import Flush
+from cudadent42.timing.flush import INPUT_SETS, Flush
 
 CPU_WINDOW_S = 3e-3
 """Shortest time between two clock readings on CPU. The clock itself resolves 0.1 µs; the window is longer
@@ -115,11 +115,13 @@ class ClockTimer:
 
     def calibrate(self, calls: Sequence[Call], inner: int | None = None) -> Callable[[], Reading]:
         """Unless it is given, chooses how many calls fill the window: one with a cold cache, which only the first call
-        would find."""
+        would find, and where a cache is rotated at least one for each input set."""
         if inner is None:
             inner = (
                 1 if self._flush else calls_for_window(calls, self._window_s, self._clock_ns, self._waited_s)
             )
+            if len(calls) > INPUT_SETS:
+                inner = max(inner, len(calls))
         sequence = list(islice(cycle(calls), inner))
         last_set = (inner - 1) % len(calls)
         flush, clock_ns, look_around = self._flush, self._clock_ns, self._look_around

@@ -43,8 +43,9 @@ from cudadent42.stages.bench.excluded import not_timed_anywhere, not_timed_on
 from cudadent42.stages.bench.gpu_state import open_gpu_state
 from cudadent42.stages.bench.idle import processor_window_s
 from cudadent42.stages.bench.stopping import MIN_BUDGET_BLOCKS, Pace, pilot_blocks
-from cudadent42.stages.bench.visits import INPUT_SETS, Visit, estimated_cost, visits
+from cudadent42.stages.bench.visits import Visit, estimated_cost, visits
 from cudadent42.timing.choice import timer_for
+from cudadent42.timing.flush import input_sets
 from cudadent42.timing.memory import memory_mb
 from cudadent42.timing.timers import (
     Reading,
@@ -260,7 +261,8 @@ class _Session:
         if case.id in reasons:
             return _Ready(FreshInputs(case, ()), ())
         names = [name for name in plan.implementations if f"{case.id}/{name}" not in reasons]
-        sets, guards = guarded(numerics(case).input_sets(case, plan.seed, INPUT_SETS, plan.device))
+        count = input_sets(plan, case)
+        sets, guards = guarded(numerics(case).input_sets(case, plan.seed, count, plan.device))
         inputs = FreshInputs(case, sets)
         self.checks.refill(inputs)
         entrants = self._prepare(index, case, names, inputs, guards)

@@ -10,10 +10,8 @@ import torch
 from cudadent42.decisions.schedule import rounds
 from cudadent42.model.cases import Case
 from cudadent42.model.records import Plan
+from cudadent42.timing.flush import input_sets
 from cudadent42.timing.timers import CPU_WINDOW_S
-
-INPUT_SETS = 3
-"""Input sets that calls rotate over, each with addresses of its own; their values are new at each visit."""
 
 MEMORY_SHARE = 0.25
 """Of the machine's memory that inputs and outputs may fill between rounds; beyond that the cases do not take turns."""
@@ -56,7 +54,7 @@ def visits(plan: Plan) -> list[Visit]:
 def _fits(plan: Plan) -> bool:
     """Whether all cases can stay in memory between their rounds. Of the machine's whole memory, not of what
     is free now, so that the visits are the same after a worker was lost."""
-    needed = sum(case.memory_bytes(INPUT_SETS) for case in plan.cases)
+    needed = sum(case.memory_bytes(input_sets(plan, case)) for case in plan.cases)
     if plan.device.startswith("cuda"):
         total = int(torch.cuda.get_device_properties(plan.device).total_memory)
     else:
