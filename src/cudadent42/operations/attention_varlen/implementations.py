@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError
 from cudadent42.operations.attention_varlen.case import VarlenCase
+from cudadent42.operations.attention_varlen.flex import prepare_flex
 from cudadent42.operations.peers import needs
 
 if TYPE_CHECKING:
@@ -282,6 +283,8 @@ def _seen(case: VarlenCase, inputs: VarlenInputs) -> Tensor:
 
 
 _BOTH = ("cpu", "cuda")
+_COMPILING_S = 120.0
+"""torch.compile starts its processes once, which took over a minute."""
 
 
 def _implementation(
@@ -315,4 +318,11 @@ ALL: tuple[Implementation, ...] = (
         "flash_attn_3", "flash_attn_interface", "tokenspeed-fa3", "FlashAttention-3", _prepare_flash_attn_3
     ),
     _peer("flashinfer", "flashinfer", "flashinfer-python", "FlashInfer, planned once", _prepare_flashinfer),
+    _implementation(
+        "flex_attention",
+        "PyTorch's flex_attention, compiled, its mask of blocks made once",
+        ("cuda",),
+        prepare_flex,
+        compiling_s=_COMPILING_S,
+    ),
 )

@@ -1,0 +1,86 @@
+"""PyTorch's flex_attention as a peer: a mask of blocks says which keys of a packed batch each query sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from cudadent42.model.implementations import Call, UnsupportedCaseError
+from cudadent42.operations.attention_varlen.case import VarlenCase
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cudadent42.operations.attention_varlen.inputs import VarlenInputs
+
+SeenBy = Callable[["Tensor", "Tensor", "Tensor", "Tensor"], "Tensor"]
+"""Of numbers of a batch, a head, a query and a key of the packed batch: whether it is seen."""
+
+
+def prepare_flex(case: VarlenCase, inputs: VarlenInputs) -> Call:
+    """Compiled for the very case; the mask of blocks, which reads lengths on the host, is made once before."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    if inputs.block_table is not None:
+        raise UnsupportedCaseError(
+            "flex_attention multiplies values that nobody sees by zero, and slots without a key are NaN here"
+        )
+    if case.tree or case.fp8_scales:
+        raise UnsupportedCaseError("flex_attention is not asked for trees and caches in FP8")
+    if not case.tokens or not sum(case.seqlens_k):
+        raise UnsupportedCaseError("flex_attention takes no batch without queries or keys")
+    query, key, value = (tensor.transpose(0, 1)[None] for tensor in inputs.tensors)
+    mask = create_block_mask(
+        seen_by(case, str(query.device)), None, None, query.shape[2], key.shape[2], device=str(query.device)
+    )
+    attend = partial(
+        _compiled(case), query, key, value, block_mask=mask, enable_gqa=case.num_heads != case.num_kv_heads
+    )
+
+    def call() -> Tensor:
+        output: Tensor = attend()[0].transpose(0, 1)
+        return output
+
+    return call
+
+
+def seen_by(case: VarlenCase, device: str) -> SeenBy:
+    """Which keys of the packed batch a query sees: those of its own sequence, up to its position, in its window."""
+    import torch
+
+    def numbered(lengths: tuple[int, ...], ends_at: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """The sequence of each row, and its position; a sequence's last row stands at ``ends_at``."""
+        counts, ends = (torch.tensor(each, dtype=torch.int64, device=device) for each in (lengths, ends_at))
+        sequences = torch.arange(len(lengths), dtype=torch.int64, device=device)
+        sequence = torch.repeat_interleave(sequences, counts)
+        rows = torch.arange(sum(lengths), dtype=torch.int64, device=device)
+        return sequence, rows + (ends - counts.cumsum(0))[sequence]
+
+    of_query, query_at = numbered(case.seqlens_q, case.seqlens_k)
+    of_key, key_at = numbered(case.seqlens_k, case.seqlens_k)
+    left, right = case.sides
+
+    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        ahead = query_at[query] - key_at[key]
+        is_seen = of_query[query] == of_key[key]
+        if left >= 0:
+            is_seen = is_seen & (ahead <= left)
+        if right >= 0:
+            is_seen = is_seen & (ahead >= -right)
+        return is_seen
+
+    return seen
+
+
+@cache
+def _compiled(case: VarlenCase) -> Callable[..., Any]:
+    """A function object of its own for each case: PyTorch gives up compiling one after a few shapes."""
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def attention(*tensors: Any, **options: Any) -> Any:
+        return flex_attention(*tensors, **options)
+
+    compiled: Callable[..., Any] = torch.compile(attention, dynamic=False)
+    return compiled
