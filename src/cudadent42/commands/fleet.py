@@ -27,6 +27,9 @@ fleet_app = App(
 )
 
 
+_ENGINES = ("local", "slurm", "ray", "ssh")
+
+
 def engines(
     fleet: str, device: str, *, ignore_preflight: bool, races: bool = False
 ) -> Callable[[Path], Engine]:
@@ -65,7 +68,11 @@ def engines(
             )
         wanted = Device("cpu" if device == "cpu" else "cuda", ignore_preflight)
         return lambda root: SshEngine(root, names, wanted)
-    raise UsageError(
+    raise _no_engine(fleet)
+
+
+def _no_engine(fleet: str) -> UsageError:
+    return UsageError(
         f"--fleet {fleet!r}: expected local[:N], slurm:PARTITION[:N], ray[:ADDRESS] or ssh:NAME[,NAME]"
     )
 
@@ -76,6 +83,8 @@ def spread(fleet: str | None, options: RunOptions) -> Execute:
 
     if fleet is None:
         return pipeline.execute
+    if fleet.partition(":")[0] not in _ENGINES:  # before anything is looked at or begun
+        raise _no_engine(fleet)
     from cudadent42.fleet.spread import Spread
     from cudadent42.flows.pipeline import Outcome, Prepared
 

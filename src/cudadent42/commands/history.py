@@ -84,6 +84,8 @@ def _list(cases: Sequence[tuple[str, int]], as_json: bool) -> None:
     if as_json:
         print_json({"cases": [{"name": name, "runs": count} for name, count in cases]})
         return
+    if not cases:
+        print_line(console_for(), "the ledger has no comparison of a case yet; `cudadent42 run` makes one")
     for name, count in cases:
         print(f"{name:24}{count} {'run' if count == 1 else 'runs'}")
 

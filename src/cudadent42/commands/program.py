@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import select
 import signal
 import sys
@@ -81,9 +82,20 @@ class _Group(Group):
             fail(_as_defect(error), ExitCode.INTERNAL_ERROR)
 
 
+_OF_THE_PARSER = (
+    (re.compile(r"Value error, "), ""),
+    (re.compile(r"Input should be a valid integer[^;]*"), "expected a whole number"),
+    (re.compile(r"Input should be a valid number[^;]*"), "expected a number"),
+)
+"""Words of the library that checks an option's value, and what a reader is told instead."""
+
+
 def _wrong_usage(error: Any) -> NoReturn:
     """As Click shows it, and as a document where one was asked for."""
-    text = message(error.format_message(), _USAGE_LETTERS)
+    words = error.format_message()
+    for pattern, instead in _OF_THE_PARSER:
+        words = pattern.sub(instead, words)
+    text = message(words, _USAGE_LETTERS)
     shows_help = type(error).show is not _UsageError.show
     (error if shows_help else _UsageError(text, error.ctx)).show()
     answer_error(text, ExitCode.USAGE)

@@ -107,7 +107,7 @@ def compare(
     )
     low, high = mean.interval()
     refused = next((pair.refused for pair in headline if pair.refused), None)
-    ratios, without_ratio = _ratios(plan, headline, skipped)
+    ratios, without_ratio = _ratios(headline, skipped)
     decided = headline and refused is None
     return Results(
         baseline=plan.baseline,
@@ -140,12 +140,12 @@ def candidate_ratios(
     """Of the candidate, by ``Case.id``; and why the other cases have none."""
     others = [name for name in plan.implementations if name != plan.baseline]
     if not others:
-        return _ratios(plan, [], skipped)
-    return _ratios(plan, _pairs(plan, _table(samples, skipped), others[0], peaks, RULES), skipped)
+        return _ratios([], skipped)
+    return _ratios(_pairs(plan, _table(samples, skipped), others[0], peaks, RULES), skipped)
 
 
 def _ratios(
-    plan: Plan, pairs: Sequence[_Pair], skipped: Mapping[str, str]
+    pairs: Sequence[_Pair], skipped: Mapping[str, str]
 ) -> tuple[dict[str, RatioEstimate], dict[str, str]]:
     """A refused measurement is none for a prediction either."""
     ratios = {pair.case.id: pair.estimate for pair in pairs if pair.refused is None}

@@ -109,7 +109,7 @@ class Spread:
                 require(cases.unbuilt)
             parts = [load_run(path / each.run) for each in cases.measured]
             write_json(path / MACHINES, Machines(1, tuple(cases.measured), cases.refused))
-            outcome = _merged(plan, parts, cases.skipped, options, folder)
+            outcome = _merged(plan, parts, cases.skipped, folder)
         judged = gates.judge(options.gate, path) if options.gate else None
         if options.with_report:
             observer.stage("report")
@@ -214,9 +214,7 @@ def _unbuilt(folder: Path) -> BuildReport | None:
     return built if built is not None and not built.passed else None
 
 
-def _merged(
-    plan: Plan, parts: Sequence[RunFolder], skipped: dict[str, str], options: RunOptions, folder: RunWriter
-) -> Outcome:
+def _merged(plan: Plan, parts: Sequence[RunFolder], skipped: dict[str, str], folder: RunWriter) -> Outcome:
     """The run of all parts. Raises LabError where there are none, UsageError where one is not whole."""
     if not parts:
         raise LabError(next(iter(skipped.values()), "no case was measured"))

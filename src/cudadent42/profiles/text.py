@@ -47,13 +47,13 @@ def lines(diagnosis: Diagnosis, verbose: bool = False) -> Iterator[str]:
 
 
 def _finding(number: int, finding: Finding) -> Iterator[str]:
-    yield f"{number}. {finding.title} ({known(finding)}): {gain(finding)}"
+    yield f"{number}. {finding.title} ({certainty_words(finding)}): {gain(finding)}"
     yield f"   {finding.evidence}."
     yield f"   {finding.meaning}"
     yield f"   try: {finding.experiment}."
 
 
-def known(finding: Finding) -> str:
+def certainty_words(finding: Finding) -> str:
     """How well it is known, and what of it is not."""
     kind = {Kind.SYMPTOM: ", a symptom", Kind.UNEXPLAINED: ", cause not known"}.get(finding.kind, "")
     return f"{finding.certainty.value}{kind}"

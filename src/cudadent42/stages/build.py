@@ -22,7 +22,7 @@ from cudadent42.preflight.runner import chosen_device, gather
 from cudadent42.sandbox.launch import Sandbox
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit.cache import CompileCache, default_cache
-from flashmoe_science.jit.limits import device_architecture
+from flashmoe_science.jit.limits import base_architecture, device_architecture
 from flashmoe_science.jit.records import KernelBuild
 
 if TYPE_CHECKING:
@@ -65,6 +65,11 @@ def build(
     for name in architectures:
         if not _ARCHITECTURE.fullmatch(name):
             raise UsageError(f"--arch {name!r}: expected a CUDA architecture such as sm_80 or sm_90a")
+        if OURS in implementations:
+            try:
+                base_architecture(name)
+            except DeviceError as error:
+                raise UsageError(f"--arch {name!r}: {error}") from error
     kernel_files = [name for name in implementations if is_kernel_file(name)]
     built: list[KernelBuild | BuildFailure] = []
     try:

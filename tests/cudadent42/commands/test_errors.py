@@ -200,3 +200,23 @@ def test_without_a_home_nothing_is_read_or_made_below_the_working_directory(
     assert done.returncode == (2 if "run" in arguments else 0), done.stderr
     assert "planted" not in done.stdout + done.stderr
     assert sorted(working.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--timer", "gpu"), "'gpu' is not one of 'call', 'cpu', 'graph', 'queue'"),
+        (("--seed", "x"), "whole number"),
+        (("--budget", "soon"), "number"),
+    ],
+)
+def test_an_option_s_value_is_refused_in_words_of_the_lab(
+    words: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
+    """The library that checks values calls them inputs that it is unable to parse, and says that it is an error."""
+    done = cli("run", *words, cwd=tmp_path, COLUMNS="200")
+    assert done.returncode == 2
+    assert words[0] in done.stderr
+    assert told in done.stderr
+    assert "Value error" not in done.stderr
+    assert "parse string" not in done.stderr

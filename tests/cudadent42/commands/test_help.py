@@ -151,6 +151,8 @@ ERRORS: dict[str, tuple[str, ...]] = {
     "history-bad-output": ("history", "tiny", "--output", "plot.png"),
     "bench-bad-warmup": ("bench", "--warmup", "-1"),
     "build-unknown-arch": ("build", "--arch", "sm_1"),
+    "build-no-kernels-for-it": ("build", "--device", "cuda", "--arch", "sm_70"),
+    "run-unknown-engine": ("run", "--fleet", "foo"),
     "preflight-unknown-device": ("preflight", "--device", "tpu"),
     "implementations-unknown-device": ("implementations", "--device", "tpu"),
     "profile-unknown-case": ("profile", "tinny", "--device", "cpu"),

@@ -48,7 +48,6 @@ from flashmoe_science.cuda.attention.forward import asked
 from flashmoe_science.cuda.attention.gradients.select import BACKWARD
 from flashmoe_science.cuda.attention.select import FORWARD
 from flashmoe_science.cuda.choice import Choice, KernelModule, Selection
-from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.moe.forward import asked as moe_asked
 from flashmoe_science.cuda.moe.problem import MoeKind, MoeProblem
 from flashmoe_science.cuda.moe.select import FORWARD as MOE
@@ -57,8 +56,7 @@ from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.moe_arguments import Activation, W13Layout
 from flashmoe_science.tuned.configuration import changed
-
-H200 = Device(index=0, architecture="sm_90", multiprocessors=132, l2_bytes=60 << 20)
+from problems import H200
 
 
 def problem_of(batch: int = 4, seqlen: int = 4096, head_dim: int = 128, causal: bool = False) -> Problem:

@@ -110,7 +110,7 @@ def test_architectures_are_for_cuda() -> None:
 
 
 def test_an_architecture_that_is_unknown() -> None:
-    with pytest.raises(MachineNotReadyError, match="sm_35"):
+    with pytest.raises(UsageError, match="--arch .sm_35.: unknown GPU architecture"):
         build("cuda", ("sm_35",), Progress())
 
 

@@ -79,7 +79,7 @@ class View:
         return instructions.instruction_set(self.run.manifest)
 
     @property
-    def place(self) -> str:
+    def device_words(self) -> str:
         """The device, with the instruction set where ratios depend on it."""
         return instructions.with_instructions(self.device, self.run.manifest)
 
@@ -338,18 +338,18 @@ class View:
         """What the headline's number rests on."""
         results = self.run.results
         if self.profiled is not None and self.profile_alone:
-            return f"{text.implementation(self.profiled.profile.implementation)} on {self.place}"
+            return f"{text.implementation(self.profiled.profile.implementation)} on {self.device_words}"
         if results is None or not results.cases:
-            return f"{text.plural(len(self.run.plan.cases), 'case')} planned on {self.place}"
+            return f"{text.plural(len(self.run.plan.cases), 'case')} planned on {self.device_words}"
         if results.refused is not None:
-            return f"No ratio ({results.refused.value}): {REFUSALS[results.refused]}. On {self.place}"
+            return f"No ratio ({results.refused.value}): {REFUSALS[results.refused]}. On {self.device_words}"
         mean = f" {text.ratio(results.speedup_geomean)}" if self.failures else ""
         interval = text.interval(results.speedup_geomean_ci_low, results.speedup_geomean_ci_high)
         if len(self.rows) == 1:
-            return f"One case{mean}, 95 % interval {interval}, on {self.place}"
+            return f"One case{mean}, 95 % interval {interval}, on {self.device_words}"
         scope = "all" if len(self.timed) == len(self.rows) else f"{len(self.timed)} of"
         cases = text.plural(len(self.rows), "case")
-        return f"Geometric mean{mean} over {scope} {cases}, 95 % interval {interval}, on {self.place}"
+        return f"Geometric mean{mean} over {scope} {cases}, 95 % interval {interval}, on {self.device_words}"
 
     @property
     def warnings(self) -> tuple[Check, ...]:

@@ -89,14 +89,14 @@ class Track:
             )
             speedup = (1 + float(told(parent)["slowdown"])) / (1 + float(facts["slowdown"]))
             half = 0.5 if "unclear" in facts else 0.001
-            results = found(plan.baseline, list(plan.versions)[1], speedup, half)
+            results = results_of(plan.baseline, list(plan.versions)[1], speedup, half)
             folder.write_verify(verified)
             folder.write_results(results)
         judged = gates.judge(request.gate, request.output) if request.gate else None
         return pipeline.Outcome(request.output, verified, results, judged)
 
 
-def found(baseline: str, name: str, speedup: float, half: float) -> Results:
+def results_of(baseline: str, name: str, speedup: float, half: float) -> Results:
     row = Comparison(
         *("one", "fp32", name, baseline, speedup, speedup - half, speedup + half),
         *(Verdict.UNDECIDED, 1.0, 1.0, 25),

@@ -12,7 +12,7 @@ from cudadent42.model import text
 from cudadent42.profiles import compare
 from cudadent42.profiles.diagnosis import shown
 from cudadent42.profiles.records import Finding, Profile, Threshold
-from cudadent42.profiles.text import ablations, basis, known, times, unasked
+from cudadent42.profiles.text import ablations, basis, certainty_words, times, unasked
 from cudadent42.stages.report import keys
 from cudadent42.stages.report.escaping import escape
 from cudadent42.stages.report.figures.profile import roofline, stalls
@@ -90,7 +90,7 @@ def _cause(finding: Finding) -> dict[str, str]:
     return {
         "title": finding.title,
         "gain": f"{100 * finding.gain:.0f} %",
-        "known": known(finding),
+        "known": certainty_words(finding),
         "evidence": finding.evidence,
         "experiment": finding.experiment,
     }
@@ -141,7 +141,7 @@ def _lines(view: View) -> Iterator[str]:
     if diagnosis.causes:
         head = "| cause | at most | known | evidence | try first |\n| --- | ---: | --- | --- | --- |"
         rows = (
-            f"| {escape(one.title)} | {100 * one.gain:.0f} % | {known(one)} "
+            f"| {escape(one.title)} | {100 * one.gain:.0f} % | {certainty_words(one)} "
             f"| {escape(one.evidence)} | {escape(one.experiment)} |"
             for one in diagnosis.causes
         )
