@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cudadent42.base.errors import MachineNotReadyError, UsageError
+from cudadent42.base.errors import UsageError
 from cudadent42.commands.tables import build_line, build_tables, recipe_lines
 from cudadent42.operations.attention import OPERATION
 from cudadent42.operations.attention.case import AttentionCase
@@ -110,7 +110,7 @@ def test_architectures_are_for_cuda() -> None:
 
 
 def test_an_architecture_that_is_unknown() -> None:
-    with pytest.raises(UsageError, match="--arch .sm_35.: unknown GPU architecture"):
+    with pytest.raises(UsageError, match=r"--arch .sm_35.: unknown GPU architecture"):
         build("cuda", ("sm_35",), Progress())
 
 
