@@ -184,7 +184,7 @@ class Party:
         return sum(map(process_ns, dict.fromkeys(self.tree())))
 
     def check_clock(self) -> None:
-        """Behind its first turn: a clock that began too late, when it had children already, is not used. Raises
+        """After its first turn: a clock that began too late, when it had children already, is not used. Raises
         UncountedError where it had none: who is left out of all counts would have them taken without this clock, and
         children that end in between are in no other."""
         if self._clock is None:

@@ -16,7 +16,7 @@ ARM_S = 2.0
 rung. A small kernel takes that on a CPU; nothing is measured before there is a plan."""
 
 SHARE = 0.5
-"""Of a budget, that configurations may take; behind them, the rest of the race and the confirmations have to fit."""
+"""Of a budget, that configurations may take; after them, the rest of the race and the confirmations have to fit."""
 
 
 @dataclass(frozen=True)
