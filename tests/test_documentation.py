@@ -206,6 +206,13 @@ def words_of(picture: str) -> list[str]:
     return words
 
 
+def test_every_file_of_the_benchmarks_is_named_in_their_page() -> None:
+    page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    files = [path.name for path in (ROOT / "benchmarks").glob("*.py")]
+    assert len(files) > 30
+    assert [name for name in sorted(files) if f"`{name}`" not in page] == []
+
+
 def test_figures_are_those_of_the_run_folders() -> None:
     tool = load(ROOT / "tools" / "update_figures.py")
     page = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")

@@ -123,6 +123,23 @@ def test_the_plug_in_passes_verification() -> None:
     assert "verification passed: " in out
 
 
+def test_the_race_runs_to_its_report(tmp_path: Path) -> None:
+    """With few blocks, which allow no verdict: how fast something is decides nothing here."""
+    folder = tmp_path / "run"
+    words = ("--ignore-preflight", "--repeats", "2", "--warmup", "0", "--output-dir", str(folder))
+    done = subprocess.run(
+        [EXAMPLES / "race.sh", *words],
+        cwd=tmp_path,
+        env=os.environ | {"CUDADENT42_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "verification passed: " in done.stdout + done.stderr
+    assert "my_attention.py:attention" in (folder / "report.md").read_text(encoding="utf-8")
+
+
 def test_every_example_is_listed() -> None:
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     scripts = [path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -187,6 +188,24 @@ def test_every_part_has_a_row_and_every_row_a_use() -> None:
     }
     assert {name: rest for name, rest in idle.items() if rest} == {}
     assert common <= set().union(*(used[name] for name in LAYERS if name.startswith("stages.")))
+
+
+def test_the_table_of_parts_in_contributing_names_every_package() -> None:
+    """A row may name a folder for all parts in it, and parts of a folder for the folder."""
+    page = (SOURCE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = page.partition("| part | is |\n| --- | --- |\n")[2].partition("\n\n")[0].splitlines()
+    named = {name for row in rows for name in re.findall(r"`([\w.]+)`", row.split("|")[1])}
+    packages = {
+        name for name in LAYERS if (SOURCE / "cudadent42" / name.replace(".", "/") / "__init__.py").is_file()
+    }
+    assert len(packages) > 30
+    related = {
+        name
+        for name in packages
+        if any(f"{each}.".startswith(f"{name}.") or name.startswith(f"{each}.") for each in named)
+    }
+    assert packages - related == set()
+    assert named - set(LAYERS) == set()
 
 
 def test_no_module_needs_itself() -> None:

@@ -134,7 +134,7 @@ LAB: tuple[Row, ...] = (
     ),
     Row(
         "`kill -9` of a tuning's coordinator or one of its workers at a random moment; tunings without their right "
-        "end behind it; blocks lost or counted twice",
+        "end after it; blocks lost or counted twice",
         "cpu-fleet",
         (
             Bound("kills", 100, unit(""), at_least=True),

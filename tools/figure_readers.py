@@ -297,7 +297,7 @@ def fleet_coverage(folder: Path) -> tuple[float, ...]:
 
 
 def fleet_kills(folder: Path) -> tuple[float, ...]:
-    """Kills of coordinators and workers, tunings that did not come to their right end behind them, and blocks that
+    """Kills of coordinators and workers, tunings that did not come to their right end after them, and blocks that
     were lost or counted twice."""
     said = json.loads((folder / FLEET).read_text(encoding="utf-8"))["kills"]
     ended = min(said["went_on_to_the_end"], said["right"])

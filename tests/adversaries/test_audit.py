@@ -83,7 +83,7 @@ def test_a_helper_that_no_clock_may_count(begins: str, tmp_path: Path) -> None:
     audit = audits.audited([name], tmp_path / "audit.log", results=audits.claim([name], 0.5, 0.005))
     (finding,) = audit.findings
     assert finding.breach is Breach.FAST_ONLY_IN_RUN
-    assert "what counts those that came of it" in finding.evidence
+    assert "the audit's clock of all of them counted" in finding.evidence
 
 
 def race(baseline_ms: float, candidate_ms: float) -> Race:

@@ -69,6 +69,6 @@ def test_what_was_prepared_of_values_is_wrong_when_they_change(
     mine = timer.calibrate([prepare(each) for each in sets], 4)  # type: ignore[operator]
     base = timer.calibrate([prepare_sdpa(lab.CASE, each) for each in sets], 4)
     checks.refill(inputs)
-    checks.behind_block(lab.CASE, inputs, {"pytorch": base(), "mine": mine()}, counted=True)
+    checks.after_block(lab.CASE, inputs, {"pytorch": base(), "mine": mine()}, counted=True)
     assert {each.breach for each in findings} == breaches
     assert ("small/fp32/mine" in checks.wrong) == bool(breaches)

@@ -1,7 +1,7 @@
 """Turns on inputs that each contestant draws on its device, from a seed that comes with the request: on a GPU.
 
 Copying inputs and outputs between processes takes a GPU many times what a call takes, so it is not done while the clock
-runs. In its place stand two rules that leave no work ahead of the clock and none behind it:
+runs. In its place stand two rules that leave no work before the clock and none after it:
 
 * The values of a turn are drawn from a seed within the turn. Whoever has the process cannot know them before.
 * When all calls are made the referee tells one more seed. The contestant answers with the `sketch` of every output, and

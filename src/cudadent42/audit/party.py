@@ -184,7 +184,7 @@ class Party:
         return sum(map(process_ns, dict.fromkeys(self.tree())))
 
     def check_clock(self) -> None:
-        """Behind its first turn: a clock that began too late, when it had children already, is not used. Raises
+        """After its first turn: a clock that began too late, when it had children already, is not used. Raises
         UncountedError where it had none: who is left out of all counts would have them taken without this clock, and
         children that end in between are in no other."""
         if self._clock is None:
@@ -252,7 +252,10 @@ class Party:
         now = standings(self.pid)
         for task, before in self._standings.items():
             if task in now and now[task] != before:
-                raise DisturbedError(f"{before} before, {now[task]} behind the other side's turn")
+                raise DisturbedError(
+                    "in the audit somebody changed how a thread of the baseline's process is run: it had "
+                    f"{before} before the other side's turn, and {now[task]} after it"
+                )
 
     def _send(self, line: bytes) -> None:
         try:
@@ -290,8 +293,8 @@ class Party:
 
 def _uncounted(ran_ns: int, counted_ns: int) -> UncountedError:
     return UncountedError(
-        f"its processes ran for {ran_ns / 1e6:.3g} ms in its turns, and what counts those that came of it has "
-        f"{max(counted_ns, 0) / 1e6:.3g} ms"
+        f"its processes ran for {ran_ns / 1e6:.3g} ms in the audit, and the audit's clock of all of them counted "
+        f"{max(counted_ns, 0) / 1e6:.3g} ms: one of them keeps out of that clock"
     )
 
 

@@ -78,7 +78,7 @@ class Prepared:
     def result(self, number: int, pace: Pace, around: Callable[[], None] = lambda: None) -> Tensor:
         """Of the call of slot ``number`` on what its set holds, as one tensor; of the copies, an earlier one.
 
-        ``around`` is called ahead of the call and behind it. Raises WrongOutputError.
+        ``around`` is called before the call and after it. Raises WrongOutputError.
         """
         call = self.calls[number % SETS]
         if self.anew and pace is not Pace.COPIES:

@@ -29,7 +29,7 @@ AwaitCall = Callable[[bool], None]
 
 
 class SharedTurns:
-    """`prepared.Turns`, for up to ``calls`` calls. ``began`` and ``done`` are called ahead of each and behind it."""
+    """`prepared.Turns`, for up to ``calls`` calls. ``began`` and ``done`` are called before each and after it."""
 
     def __init__(
         self, prepared: Prepared, arenas: Arenas, calls: int, began: AwaitCall, done: Callable[[], None]

@@ -169,8 +169,7 @@ def _audit_one(
         audited.findings.append(Finding(Breach.FAST_ONLY_IN_RUN, Grade.FAILED, name, where, str(error)))
     except DisturbedError as error:
         where = case.id if case is not None else ""
-        evidence = f"in the audit the baseline's process is run otherwise than it was: {error}"
-        audited.findings.append(Finding(Breach.BASELINE_SLOWED, Grade.FAILED, name, where, evidence))
+        audited.findings.append(Finding(Breach.BASELINE_SLOWED, Grade.FAILED, name, where, str(error)))
     except (AuditLostError, BrokenError) as error:
         where = case.id if case is not None else ""
         clears = "see audit.log in the run folder"

@@ -35,7 +35,7 @@ class Side(Enum):
 
 @contextmanager
 def _words(memory: mmap.mmap, start: int, stop: int, phase: int) -> Iterator[memoryview]:
-    """Those that are kept back, of the bytes between. Nothing is left of the view behind it: a mapping that somebody
+    """Those that are kept back, of the bytes between. Nothing is left of the view after it: a mapping that somebody
     views cannot be closed."""
     with ExitStack() as views:
         whole = views.enter_context(memoryview(memory))

@@ -23,7 +23,7 @@ class SourceLoader(SourceFileLoader):
 
 
 def make_importable(folder: Path) -> None:
-    """From now on imports find the modules below ``folder``, behind those of all other folders."""
+    """From now on imports find the modules below ``folder``, after those of all other folders."""
     root = str(folder)
     if root in sys.path:
         return

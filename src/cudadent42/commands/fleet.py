@@ -41,7 +41,7 @@ def engines(
     if kind == "local":
         from cudadent42.fleet.local import LocalEngine, slots
 
-        where = slots(device, _count(fleet, rest) if rest else None)
+        where = slots(device, _count(fleet, rest) if rest else None, f"--fleet {fleet}")
         return lambda root: LocalEngine(root, where, ignore_preflight=ignore_preflight, races=races)
     if kind == "slurm":
         from cudadent42.fleet.slurm import Partition, SlurmEngine
@@ -101,7 +101,7 @@ def spread(fleet: str | None, options: RunOptions) -> Execute:
 
 def _count(fleet: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise UsageError(f"--fleet {fleet!r}: expected a number of workers for {text!r}")
+        raise UsageError(f"--fleet {fleet!r}: expected a number of workers, 1 or more, in place of {text!r}")
     return int(text)
 
 
@@ -120,7 +120,7 @@ def relay(
     from cudadent42.fleet.relay import PARCELS
     from cudadent42.fleet.relay import relay as serve
 
-    where = slots(device, None)
+    where = slots(device, None, f"--device {device}")
     os.environ[FOLDER_VARIABLE] = str(real_path(folder / PARCELS))  # of the workers, and of what they start
     serve(
         LocalEngine(folder, where, ignore_preflight=ignore_preflight),

@@ -76,7 +76,7 @@ def verdict_line(results: Results) -> str:
     if results.refused is not None:
         return f"{sides}; {REFUSALS[results.refused]}"
     interval = f"{ratio(results.speedup_geomean_ci_low)}–{ratio(results.speedup_geomean_ci_high)}"
-    mean = f"in the geometric mean of {_plural(len(results.cases), 'cell')}"
+    mean = f"in the geometric mean of {_plural(len(results.cases), 'case')}"
     if results.verdict is Verdict.UNDECIDED:
         line = f"{sides}, 95 % interval {interval} {mean}"
     else:
@@ -85,11 +85,11 @@ def verdict_line(results: Results) -> str:
         line += f", noise floor {results.noise_floor:.1%}"
     if results.verdict in (Verdict.EQUAL, Verdict.UNDECIDED) and math.isfinite(results.detectable_effect):
         called = smallest_called(results.detectable_effect, results.margin)
-        line += f"; in a typical cell a difference of {called:.1%} would have been called"
+        line += f"; in a typical case a difference of {called:.1%} would have been called"
     timed = {row.case_id for row in results.cases}
     # Keys are name/dtype or name/dtype/implementation, and an implementation may be a path.
     left_out = {"/".join(key.split("/")[:2]) for key in results.skipped} - timed
-    return line + (f"; {_plural(len(left_out), 'cell')} not timed" if left_out else "")
+    return line + (f"; {_plural(len(left_out), 'case')} not timed" if left_out else "")
 
 
 def caution_lines(results: Results) -> list[str]:

@@ -267,12 +267,13 @@ def stop(folder: FolderArgument) -> None:
         print_line(console_for(), f"{folder} is finished: there is nothing to stop")
         return
     (folder / STOP).touch()  # also for a process of another machine, whose lock may not be seen here
-    who = (
-        "whoever works on it"
+    said = (
+        f"the tuning in {folder} ends after the block that is being measured"
         if in_use(folder)
-        else "nobody on this machine works on it; whoever does elsewhere"
+        else f"no process on this machine works on {folder}; one on another machine ends after the block that it "
+        "measures"
     )
-    print_line(console_for(), f"{folder}: {who} ends behind the block that is being measured")
+    print_line(console_for(), said)
 
 
 @tune_app.command("install")

@@ -82,7 +82,7 @@ class Borrowed:
     """What was seen of one implementation."""
 
     by_operators: dict[str, str] = field(default_factory=dict)
-    """By case: whose work a call ran, and by which operators. The first decides, whatever comes behind it."""
+    """By case: whose work a call ran, and by which operators. The first decides, whatever comes after it."""
     cases: int = 0
     same_bits: int = 0
     """Cases whose results were PyTorch's bit for bit, without any operator of PyTorch's that computes."""

@@ -12,8 +12,8 @@ def parts_of(output: object) -> tuple[object, ...]:
 
 
 def wrong_kind(output: object) -> str:
-    """A subclass may compute when it is looked at, behind the clock; so only plain tensors with memory of their own
-    count. Empty where all is well."""
+    """A subclass may compute when it is looked at, after the clock has stopped; so only plain tensors with memory of
+    their own count. Empty where all is well."""
     for part in parts_of(output):
         if type(part) is not Tensor and type(part) is not torch.nn.Parameter and isinstance(part, Tensor):
             return (

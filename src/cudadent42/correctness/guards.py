@@ -61,7 +61,7 @@ def damage(guards: Sequence[Guard]) -> str:
 
 
 def repair(guards: Sequence[Guard]) -> None:
-    """Writes the pattern again, so that one candidate's damage is not found behind the next."""
+    """Writes the pattern again, so that one candidate's damage is not found after the next."""
     for guard in guards:
         guard.buffer[: guard.start] = _PATTERN
         guard.buffer[guard.stop :] = _PATTERN

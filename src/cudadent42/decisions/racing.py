@@ -48,11 +48,11 @@ class Rules:
     """Of a race."""
 
     rungs: tuple[int, ...] = (4, 12, 24, 54)
-    """Blocks that an arm has behind each rung: whole pairs of an order and its mirror image."""
+    """Blocks that an arm has after each rung: whole pairs of an order and its mirror image."""
     miss: float = 0.02
     """Probability that a test sends away the best arm of a case."""
     share: float = 1 / 3
-    """Of the arms, that stay behind a rung at most,"""
+    """Of the arms, that stay after a rung at most,"""
     least: int = 3
     """but never fewer than these."""
     margin: float = 0.01
@@ -157,7 +157,7 @@ def middle(row: Row) -> float:
 def leaving(
     rows: Mapping[str, Row], default: str, arms: int, rules: Rules, between: float = 0.0
 ) -> list[Leaving]:
-    """Who leaves behind a rung. ``between``: as of `difference`.
+    """Who leaves after a rung. ``between``: as of `difference`.
 
     ``rows`` are those of the arms that are still raced, the default's among them, which never leaves; ``arms`` counts
     those that the race began with beside it.

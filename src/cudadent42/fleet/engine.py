@@ -74,7 +74,7 @@ class Engine(Protocol):
         ...
 
     def dismiss(self, worker: str) -> None:
-        """It is to end behind its task, and gets no other."""
+        """It is to end after its task, and gets no other."""
         ...
 
     def close(self) -> None:

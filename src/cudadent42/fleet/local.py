@@ -36,25 +36,26 @@ class Slot:
         return f"cores{self.cores[0]}-{self.cores[-1]}" if self.cores else ""
 
 
-def slots(device: str, count: int | None) -> tuple[Slot, ...]:
-    """So many devices of this machine, all GPUs if None. Raises UsageError where there are not."""
+def slots(device: str, count: int | None, asked: str) -> tuple[Slot, ...]:
+    """So many devices of this machine, all GPUs if None. Raises UsageError where there are not.
+
+    asked: the option that the caller was given, with its value, for that error.
+    """
     if device == "cpu":
         cores = sorted(os.sched_getaffinity(0))
         count = count or 1
         if count > len(cores):
-            raise UsageError(
-                f"--fleet local:{count}: this machine has {len(cores)} cores for as many devices"
-            )
+            raise UsageError(f"{asked}: expected no more workers than cores; this machine has {len(cores)}")
         size = len(cores) // count
         return tuple(Slot("cpu", tuple(cores[at * size : (at + 1) * size])) for at in range(count))
     import torch
 
     names = [torch.cuda.get_device_properties(index).name for index in range(torch.cuda.device_count())]
+    wanted = "GPUs" if count is None else "a GPU" if count == 1 else f"{count} GPUs"
     count = count or len(names)
     if not names or len(names) < count or len(set(names[:count])) > 1:
-        raise UsageError(
-            f"--fleet local:{count}: expected as many GPUs of one kind; there are {', '.join(names) or 'none'}"
-        )
+        kind = " of one kind" if count != 1 else ""
+        raise UsageError(f"{asked}: expected {wanted}{kind}; this machine has {', '.join(names) or 'none'}")
     return tuple(Slot(f"cuda:{index}") for index in range(count))
 
 

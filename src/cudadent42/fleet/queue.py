@@ -2,10 +2,10 @@
 
     workers/NAME.json        who is there; the file is touched as a sign of life
     offered/NUMBER@KEY@WORKER.json   a task that may be claimed; WORKER is empty where anybody may
-    claimed/KEY@NAME.json    the same file, behind its rename
+    claimed/KEY@NAME.json    the same file, after its rename
     returned/KEY.json        what came of it
     admitted/NAME            may claim
-    dismissed/NAME           is to end behind its task
+    dismissed/NAME           is to end after its task
     coordinator              is touched while somebody hands out tasks
     closed                   all are to end
 

@@ -115,7 +115,7 @@ class SlurmEngine(FolderEngine):
         return bool(listed.strip())
 
     def close(self) -> None:
-        """Elements end by themselves behind their tasks; those that wait, or take long, are cancelled."""
+        """Elements end by themselves after their tasks; those that wait, or take long, are cancelled."""
         super().close()
         until_s = time.monotonic() + _CLOSE_S
         while self.queue.workers() and time.monotonic() < until_s:

@@ -154,7 +154,7 @@ def work(
 
 
 def pauses() -> Iterator[float]:
-    """Between looks for a task, in seconds: brief behind a task, since the next is on its way mostly, and longer from
+    """Between looks for a task, in seconds: brief after a task, since the next is on its way mostly, and longer from
     one to the next, as many workers may look into a folder of a network."""
     longest_s = _IDLE_S[0]
     while True:

@@ -1,6 +1,6 @@
 """What a run rests on besides its samples: the code and the files of the process that decides.
 
-Candidates run as the user does. Whatever this process imports, loads or reads behind their start could be what they
+Candidates run as the user does. Whatever this process imports, loads or reads after their start could be what they
 wrote meanwhile; so it is loaded ahead of them, and it is looked at whether the files are what they were.
 """
 

@@ -39,6 +39,6 @@ class Account:
         self._spent[check] = self._spent.get(check, Spent()) + spent
 
     def settled(self) -> dict[str, Spent]:
-        """All of it; the account is empty behind it."""
+        """All of it; the account is empty after it."""
         spent, self._spent = self._spent, {}
         return spent

@@ -68,7 +68,7 @@ class FreshInputs:
 
     @property
     def refillable(self) -> bool:
-        """Whether the operation says which values may change behind a call that is prepared."""
+        """Whether the operation says which values may change after a call that is prepared."""
         return numerics(self.case).refresh is not None
 
     def refill(self, seed: int) -> None:
@@ -148,5 +148,5 @@ def _checksum(tensor: Tensor) -> int:
     if not tensor.is_contiguous() or tensor.nbytes % _WORD or offset_bytes % _WORD:
         return int(tensor.view(_BITS[tensor.element_size()]).sum(dtype=torch.int64))
     words = tensor.view(-1).view(torch.int64)
-    # NumPy on a CPU: PyTorch would share the sum among its threads, which spin behind it.
+    # NumPy on a CPU: PyTorch would share the sum among its threads, which spin after it.
     return int(add.reduce(words.numpy())) if words.device.type == "cpu" else int(words.sum())

@@ -105,7 +105,7 @@ def _set_float32_matmul_precision(value: str) -> None:
 
 
 def _float32_precisions() -> Iterator[Knob]:
-    """By backend and kind of operation; behind the setting for all of them, which writes these."""
+    """By backend and kind of operation; after the setting for all of them, which writes these."""
     for backend, operations in _BACKENDS.items():
         for operation in operations:
             yield Knob(

@@ -72,7 +72,7 @@ class Watch:
 
     @contextmanager
     def turn(self, name: str) -> Iterator[None]:
-        """Inside, the settings are the implementation's own; behind it, those of the process again."""
+        """Inside, the settings are the implementation's own; after it, those of the process again."""
         if name in self.trusted:
             yield
             return
@@ -117,7 +117,7 @@ class Watch:
                 )
 
     def _restored(self) -> Settings:
-        """As they are, ``_pristine`` itself where nothing differs; behind it, those of the process."""
+        """As they are, ``_pristine`` itself where nothing differs; after it, those of the process."""
         now = settings.read()
         if settings.same(now, self._pristine):
             return self._pristine
@@ -164,7 +164,7 @@ class Watch:
                 self.report(Breach.LEFT_SETTINGS, Grade.SUSPECT, self.blamed(names), case, evidence, clears)
 
     def look_deep(self, names: Sequence[str], *, with_code: bool) -> None:
-        """Behind all blocks: whether anybody wrote to what functions and constants are made of.
+        """After all blocks: whether anybody wrote to what functions and constants are made of.
 
         ``with_code``: to libraries' machine code, too. No GPU's driver has been looked at for what it writes there.
         """

@@ -88,7 +88,7 @@ def _rows(folder: Path, entries: list[dict[str, Any]]) -> SessionRows:
     for earlier, later in itertools.pairwise(entries):
         took = _between(earlier, later)
         total += took
-        if plan:  # behind the last checkpoint the meter runs until the session ends, and it is that one's
+        if plan:  # after the last checkpoint the meter runs until the session ends, and it is that one's
             seconds[min(position, len(plan) - 1)] += took
         if later["event"] == "Passed":
             passed.add(position)

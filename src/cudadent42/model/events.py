@@ -26,7 +26,7 @@ class Progress:
     what: str
     """What is being worked on now."""
     fraction: float
-    """Share of the stage's estimated time that is behind us, 0 to 1."""
+    """Share of the stage's estimated time that has passed, 0 to 1."""
 
 
 @dataclass(frozen=True)

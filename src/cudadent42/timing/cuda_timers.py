@@ -69,7 +69,7 @@ class CudaEventTimer:
         return max(len(calls), min(EVENT_MAX_CALLS, max(EVENT_MIN_CALLS, wanted)))
 
     def _time(self, call: Call) -> tuple[float, float, Tensor]:
-        """Milliseconds of the call, those that the GPU was busy behind it, and the output."""
+        """Milliseconds of the call, those that the GPU was busy after it, and the output."""
         if self._flush:
             self._flush()
         torch.cuda.synchronize(self._device)
@@ -108,7 +108,7 @@ class CudaGraphTimer:
         return _calls_for_window(estimate, len(calls), GRAPH_MAX_CALLS)
 
     def _replay(self, graph: torch.cuda.CUDAGraph) -> tuple[float, float]:
-        """Milliseconds of one replay, and those that the GPU was busy behind it.
+        """Milliseconds of one replay, and those that the GPU was busy after it.
 
         Work is queued ahead of the first event (the flush, or a kernel that spins), so the graph is already
         launched when the event's time is taken and its launch is not in the window.
@@ -155,7 +155,7 @@ class CudaQueueTimer:
         return _calls_for_window(estimate, len(calls), QUEUE_MAX_CALLS)
 
     def _time(self, calls: Sequence[Call], count: int) -> tuple[float, float, Tensor]:
-        """Milliseconds per call of ``count`` calls, those that the GPU was busy behind them, the last one's output."""
+        """Milliseconds per call of ``count`` calls, those that the GPU was busy after them, the last one's output."""
         while True:
             torch.cuda.synchronize(self._device)
             if self._flush:
@@ -180,7 +180,7 @@ class CudaQueueTimer:
 
 
 def tail_ms(stop: torch.cuda.Event, device: str) -> float:
-    """How long any stream of the device goes on behind an event: what a stream that nobody joined does is not between
+    """How long any stream of the device goes on after an event: what a stream that nobody joined does is not between
     the events of the one that the calls were made on. Some microseconds where all is done."""
     stop.synchronize()
     reached = time.perf_counter()

@@ -60,7 +60,7 @@ class Reading:
     input_set: int
     """Which input set the last call used."""
     tail_ms: float = 0.0
-    """How long the GPU was busy behind the event that ended the window."""
+    """How long the GPU was busy after the event that ended the window."""
 
 
 def passes_for(timer: TimerKind, slowest_window_s: float) -> int:
@@ -82,7 +82,7 @@ class Timer(Protocol):
     def calibrate(self, calls: Sequence[Call], inner: int | None = None) -> Callable[[], Reading]:
         """``inner``: ``Reading.inner`` to have, as another implementation has; None: what suits these calls.
 
-        Where versions are raced, all have the same: the first calls of a window cost more than those behind them, so a
+        Where versions are raced, all have the same: the first calls of a window cost more than those after them, so a
         window of three calls and one of four differ by a percent for the same code.
         """
 

@@ -23,7 +23,7 @@ from cudadent42.tune.state import MOST_ATTEMPTS, Job, Standing, State
 from cudadent42.tune.strategy import SHARE
 
 STOP = "stop"
-"""A file of this name in a tuning's folder ends the process behind the block that it is in."""
+"""A file of this name in a tuning's folder ends the process after the block that it is in."""
 
 _SEEDS = 2**32
 

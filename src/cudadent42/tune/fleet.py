@@ -280,7 +280,7 @@ class FleetCoordinator:
         return ""
 
     def _wind_up(self, desk: Desk, engine: Engine) -> None:
-        """What is under way ends behind its task where there is time, and its result counts."""
+        """What is under way ends after its task where there is time, and its result counts."""
         desk.withdraw()
         for worker in desk.workers:
             desk.dismiss(worker.name)
@@ -379,7 +379,7 @@ class FleetCoordinator:
             desk.offer(task)
 
     def _next(self, racing: bool) -> Work | None:
-        """A worker ends what it races with for a confirmation, and begins it again behind it. So confirmations wait
+        """A worker ends what it races with for a confirmation, and begins it again after it. So confirmations wait
         while anybody races, but where a limit may end the tuning: what it paid for is confirmed then."""
         if self._confirming and (self._limits.there_are or not (racing or self._races)):
             return self._confirming.popleft()
@@ -419,7 +419,7 @@ class FleetCoordinator:
                     self._verified.add(self.state.setup.case_of[work.case], change.right)
                 returned.append((work, change))
                 happened.append(self._result(work, change))
-        # Members leave behind their results, which are theirs.
+        # Members leave after their results, which are theirs.
         happened.sort(key=lambda event: isinstance(event, events.Gone))
         self._record(*happened)
         self._joining.clear()

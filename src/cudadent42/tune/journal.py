@@ -263,7 +263,7 @@ class JobEnded:
 
 @dataclass(frozen=True)
 class RungDone:
-    """Behind a rung of a case: who leads, and who left."""
+    """After a rung of a case: who leads, and who left."""
 
     event: ClassVar[str] = "rung"
     case: str

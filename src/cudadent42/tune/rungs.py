@@ -76,7 +76,7 @@ def next_step(state: State) -> Step | None:
     """None where nothing is left to do.
 
     A case goes on to its end before the next begins, so that where a budget ends the tuning, what it has paid for can
-    be installed. While a search proposes, each waits behind the first rung for the others.
+    be installed. While a search proposes, each waits after the first rung for the others.
     """
     missing = tuple(arm for arm in state.setup.arms if arm not in state.compiled)
     if missing:

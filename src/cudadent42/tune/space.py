@@ -88,11 +88,11 @@ class Space:
         arms = tuple(itertools.islice(self.configurations(), most + 1))
         if len(arms) > most:
             raise UsageError(
-                f"{self.path}: more than {most} configurations meet where; shorten the lists, add a condition, "
+                f"{self.path}: more than {most} configurations meet `where`; shorten the lists, add a condition, "
                 "or let a search propose some with --search optuna"
             )
         if not arms:
-            raise UsageError(f"{self.path}: no configuration meets where; loosen a condition")
+            raise UsageError(f"{self.path}: no configuration meets `where`; loosen a condition")
         return (Arm(DEFAULT, {}), *arms)
 
     def configurations(self) -> Iterator[Arm]:

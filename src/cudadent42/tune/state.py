@@ -216,7 +216,7 @@ class State:
 
 
 class Standing:
-    """The state behind a journal that grows.
+    """The state after the entries of a journal that grows.
 
     A fleet's journal grows by thousands of entries, over thousands of cases. So they are kept in one dictionary, and a
     state that was asked for before has the cases of now: who needs an older one folds the journal.
@@ -242,7 +242,7 @@ class Standing:
 
 
 def fold(setup: Setup, entries: Iterable[Entry]) -> State:
-    """The state behind these entries. Raises UsageError as `Standing`."""
+    """The state after these entries. Raises UsageError as `Standing`."""
     return Standing(setup, entries).state
 
 
@@ -323,7 +323,8 @@ def _joined(state: State, event: Joined) -> State:
 
 
 def _opened(state: State, event: Opened, entry: Entry) -> State:
-    """Workers may have gone on behind a killed coordinator, within their patience. Quarantined ones may be mended."""
+    """Workers may have gone on after their coordinator was killed, within their patience. Quarantined ones may be
+    mended."""
     spent_usd = state.spent_usd
     if state.members and state.time:
         gap = datetime.fromisoformat(entry.time) - datetime.fromisoformat(state.time)

@@ -16,7 +16,7 @@ ARM_S = 2.0
 rung. A small kernel takes that on a CPU; nothing is measured before there is a plan."""
 
 SHARE = 0.5
-"""Of a budget, that configurations may take; behind them, the rest of the race and the confirmations have to fit."""
+"""Of a budget, that configurations may take; after them, the rest of the race and the confirmations have to fit."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def choose(space: Space, cases: int, wanted: Wanted = Wanted.AUTO, budget_s: flo
     count = sum(1 for _ in itertools.islice(space.configurations(), MOST_EXHAUSTIVE + 1))
     reckoned_s = count * cases * ARM_S
     if count > MOST_ARMS:
-        why = f"as more than {MOST_ARMS} configurations meet where"
+        why = f"as more than {MOST_ARMS} configurations meet `where`"
     elif budget_s is not None and reckoned_s > SHARE * budget_s:
         why = (
             f"as all {count} would take about {reckoned_s / 60:.3g} minutes of a budget of {budget_s / 60:.3g}, "
@@ -66,5 +66,5 @@ def begins_with(space: Space, strategy: Strategy) -> tuple[Arm, ...]:
     if strategy.search is None:
         return space.arms(MOST_EXHAUSTIVE)
     if next(space.configurations(), None) is None:
-        raise UsageError(f"{space.path}: no configuration meets where; loosen a condition")
+        raise UsageError(f"{space.path}: no configuration meets `where`; loosen a condition")
     return (Arm(DEFAULT, {}),)

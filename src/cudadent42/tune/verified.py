@@ -1,7 +1,7 @@
 """Whom the workers of a fleet have verified: what one has done, no other does again.
 
 They have one kind of device, one driver and the same sources, so who is right on one of them is right on all. It is in
-the coordinator's memory alone: behind a kill it is asked once more.
+the coordinator's memory alone: after a kill it is asked once more.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def go_below_keeper() -> int | None:
 
 
 def _keep(worker: int) -> NoReturn:
-    """Ends as the worker does; behind it nothing is left that came of it."""
+    """Ends as the worker does; after it nothing is left that came of it."""
     status = int(signal.SIGKILL)
     try:
         faulthandler.disable()

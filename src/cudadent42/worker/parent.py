@@ -2,7 +2,7 @@
 run along.
 
 One worker serves both stages: importing torch costs seconds. When it dies, what it was doing is recorded as
-failed and a new worker goes on behind it.
+failed and a new worker goes on after it.
 """
 
 from __future__ import annotations

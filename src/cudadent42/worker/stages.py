@@ -1,4 +1,4 @@
-"""A stage in a worker, to its end: whoever costs a worker has failed, and a new one goes on behind it."""
+"""A stage in a worker, to its end: whoever costs a worker has failed, and a new one goes on after it."""
 
 from __future__ import annotations
 

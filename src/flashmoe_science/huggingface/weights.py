@@ -48,7 +48,7 @@ def layer_of(experts: Any) -> Layer | str:
     if not getattr(experts, "has_gate", True):
         return "experts without a gate"
     if getattr(experts, "has_post_expert_norm", False):
-        return "experts with a norm behind them"
+        return "experts with a norm after them"
     gate = _gate_of(experts)
     if isinstance(gate, str):
         return gate

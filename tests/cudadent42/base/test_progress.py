@@ -86,14 +86,14 @@ def test_results_table() -> None:
 def test_verdict_line() -> None:
     assert tables.verdict_line(RESULTS) == (
         "faster: ours against theirs, 2.00× (95 % interval 1.90–2.10) "
-        "in the geometric mean of 2 cells, noise floor 1.2%"
+        "in the geometric mean of 2 cases, noise floor 1.2%"
     )
     skipped = {"small/fp16": "why", "small/fp16/ours": "why", "tiny/fp16/other": "why"}
-    assert tables.verdict_line(replace(RESULTS, skipped=skipped)).endswith("; 1 cell not timed")
+    assert tables.verdict_line(replace(RESULTS, skipped=skipped)).endswith("; 1 case not timed")
     undecided = replace(RESULTS, verdict=Verdict.UNDECIDED, detectable_effect=0.031)
     called = (1 + undecided.margin) * 1.031 - 1
     assert tables.verdict_line(undecided).endswith(
-        f"; in a typical cell a difference of {called:.1%} would have been called"
+        f"; in a typical case a difference of {called:.1%} would have been called"
     )
     assert tables.verdict_line(replace(RESULTS, cases=())) == "no verdict: no case was timed"
 

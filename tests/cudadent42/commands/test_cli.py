@@ -122,7 +122,7 @@ def test_a_run_ends_with_a_table_and_a_line_of_verdict(run: tuple[Path, str, str
     # On a busy machine not all of the eight blocks count, and fewer allow no verdict.
     few = r"undecided: cudadent42 against pytorch; fewer than 8 blocks that count allow no verdict;"
     assert re.match(
-        rf"(faster|slower|equal|undecided): cudadent42 against pytorch, [\d.]+× .* of 4 cells|{few}",
+        rf"(faster|slower|equal|undecided): cudadent42 against pytorch, [\d.]+× .* of 4 cases|{few}",
         lines[-1],
     )
     assert sum(bool(re.match(r" (one|two) +(fp32|bf16) ", line)) for line in lines) == 4

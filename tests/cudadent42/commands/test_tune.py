@@ -186,10 +186,13 @@ def test_a_tuning_that_is_not_finished_is_asked_to_stop(invoke: Callable[..., An
     alone = "nobody on this machine works on it"
     with TuningJournal(folder, setup()):
         said = " ".join(invoke("stop", str(folder)).output.split())
-        assert "whoever works on it ends behind the block that is being measured" in said
+        assert said == f"the tuning in {folder} ends after the block that is being measured"
         assert alone not in invoke("status", str(folder)).output
     (folder / STOP).unlink()
-    assert alone in " ".join(invoke("stop", str(folder)).output.split())
+    said = " ".join(invoke("stop", str(folder)).output.split())
+    assert said == (
+        f"no process on this machine works on {folder}; one on another machine ends after the block that it measures"
+    )
     assert (folder / STOP).exists(), "another machine may work on it"
     said = " ".join(invoke("status", str(folder)).output.split())
     assert f"{alone}; `cudadent42 tune resume '{folder}'` goes on" in said

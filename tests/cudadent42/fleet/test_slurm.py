@@ -94,7 +94,7 @@ def test_the_command_line_names_a_partition(cluster: Path) -> None:
         engine.close()
     with pytest.raises(UsageError, match="expected the name of a partition"):
         engines("slurm:", "cpu", ignore_preflight=True)
-    with pytest.raises(UsageError, match="expected a number of workers for 'many'"):
+    with pytest.raises(UsageError, match="expected a number of workers, 1 or more, in place of 'many'"):
         engines("slurm:debug:many", "cpu", ignore_preflight=True)
     with pytest.raises(UsageError, match=r"expected local\[:N\], slurm:PARTITION"):
         engines("kubernetes", "cpu", ignore_preflight=True)

@@ -55,7 +55,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunOptions:
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two devices need two cores")
 def test_cases_are_shared_and_one_run_folder_comes_back(options: RunOptions, tmp_path: Path) -> None:
-    spread = Spread(lambda root: LocalEngine(root, slots("cpu", 2), ignore_preflight=True))
+    spread = Spread(lambda root: LocalEngine(root, slots("cpu", 2, "--fleet local:2"), ignore_preflight=True))
     outcome = pipeline.run(options, Quiet(), lambda folder: None, execute=spread.execute)
     run = load_run(tmp_path / "run")
     assert run.manifest.status is RunStatus.FINISHED

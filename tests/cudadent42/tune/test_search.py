@@ -241,12 +241,12 @@ def test_what_decides_between_all_and_a_search_is_said() -> None:
     assert short.why.startswith("as all 3 would take about 0.2 minutes of a budget of 0.333")
     assert choose(few, 2, Wanted.EXHAUSTIVE, 20.0).search is None
     assert choose(few, 2, Wanted.OPTUNA).search is not None
-    assert "more than 500 configurations meet where" in choose(space(), 1).why
+    assert "more than 500 configurations meet `where`" in choose(space(), 1).why
     assert len(begins_with(space(), choose(space(), 1, Wanted.EXHAUSTIVE))) == CONFIGURATIONS + 1
     assert [arm.name for arm in begins_with(space(), choose(space(), 1))] == [DEFAULT]
     none = parse_space(SPACE.replace("<= 16384", "<= 1"), Path("s"))
     for wanted in (Wanted.OPTUNA, Wanted.EXHAUSTIVE):
-        with pytest.raises(UsageError, match="no configuration meets where"):
+        with pytest.raises(UsageError, match="no configuration meets `where`"):
             begins_with(none, choose(none, 1, wanted))
 
 

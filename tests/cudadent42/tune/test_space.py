@@ -223,7 +223,7 @@ overlap = [true, false]
         ("BLOCK_M = [32, 64, 128]", "BLOCK_M = [32, 32]", "twice"),
         ("BLOCK_M = [32, 64, 128]", 'BLOCK_M = ["a"]', "whole number"),
         ("BLOCK_M = [32, 64, 128]", "CUDADENT42_X = [32]\nBLOCK_M = [1]", "the lab's"),
-        ("BLOCK_M * WARPS <= 512", "BLOCK_M * WARPS <= 1", "no configuration meets where"),
+        ("BLOCK_M * WARPS <= 512", "BLOCK_M * WARPS <= 1", "no configuration meets `where`"),
         ("BLOCK_M * WARPS <= 512", "BLOCKM * WARPS <= 1", "did you mean 'BLOCK_M'"),
         ("BLOCK_M * WARPS <= 512", "BLOCK_M // (WARPS - 4) > 1", "divides by zero at BLOCK_M=32, WARPS=4"),
         ("BLOCK_M = [32, 64, 128]", "BLOCK_M = [32]\nyes = [1]", "'yes' cannot name a parameter"),

@@ -126,7 +126,7 @@ _FP16_QUANTILES, _BF16_QUANTILES = map(_bits_of_quantiles, (torch.float16, torch
 
 def _write_quantiles(dense: Tensor, seed: int) -> None:
     """Each entry one of the normal distribution's quantiles, all as likely: a third of the time of normal_, and
-    without PyTorch's threads, which would spin behind it."""
+    without PyTorch's threads, which would spin after it."""
     source, quantiles = SFC64(seed), _quantiles(dense.dtype)
     written = dense.view(-1).view(torch.int16).numpy()
     for first in range(0, len(written), _AT_ONCE):

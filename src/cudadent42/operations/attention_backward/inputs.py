@@ -94,7 +94,7 @@ GRADIENTS: dict[str, Change] = {
     "large_gradient": lambda gradient: gradient * 2.0**10,
     "small_gradient": lambda gradient: gradient * 2.0**-14,
 }
-"""What autograd hands to a backward pass: stride 0 behind ``sum()``, other layouts, and the ends of fp16's range."""
+"""What autograd hands to a backward pass: stride 0 after ``sum()``, other layouts, and the ends of fp16's range."""
 
 _LEFT_OUT = ("nan_key_causal", "inf_")
 """Hard inputs of the forward pass. The kernels for Hopper let NaN of a key into gradients of rows of its tile that do

@@ -155,7 +155,7 @@ GRADIENTS: dict[str, Change] = {
     "large_gradient": lambda gradient: gradient * 2.0**6,
     "small_gradient": lambda gradient: gradient * 2.0**-10,
 }
-"""What autograd hands to a backward pass: stride 0 behind ``sum()``, other layouts, and small and large ones."""
+"""What autograd hands to a backward pass: stride 0 after ``sum()``, other layouts, and small and large ones."""
 
 _LEFT_OUT = ("inf_",)
 """Hard inputs of the forward pass with infinities: whether a gradient of one is infinite or NaN depends on how the

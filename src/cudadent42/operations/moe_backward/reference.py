@@ -171,7 +171,7 @@ class _Part:
 
 def _weighted_before(g: Tensor, down: Tensor, unit: float) -> Tensor:
     """How far s d is off, but for s, where a composition rounds each entry of s g before the product with w2: as
-    autograd does of a result that was weighted behind it. The gradient of s has no such rounding: no s is in its d.
+    autograd does of a result that was weighted after it. The gradient of s has no such rounding: no s is in its d.
     """
     return _DEVIATIONS * _DEVIATION * unit * (g.square() @ down.square()).sqrt()
 

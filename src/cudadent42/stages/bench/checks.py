@@ -34,7 +34,7 @@ WHILE_TIMED = "while timed"
 """``VerifiedCase.input`` of outputs of a random block."""
 
 TAIL_MS, TAIL_SHARE = 0.02, 0.2
-"""How long the GPU may be busy behind a stop event: what waiting for it takes on the host, and a share of the call."""
+"""How long the GPU may be busy after a stop event: what waiting for it takes on the host, and a share of the call."""
 
 TAIL_FACTOR = 3.0
 """Beyond so many times the baseline's own tail in the block: on a GPU that others use, every call has one."""
@@ -88,7 +88,7 @@ class Checks:
         """``Case.id/implementation`` that were found wrong between blocks."""
 
     def refill(self, inputs: FreshInputs) -> None:
-        """Ahead of a visit, and behind preparation."""
+        """Before a visit, and after preparation."""
         with self.account.of("refill"):
             inputs.refill(self._fresh_seed())
 
@@ -128,16 +128,16 @@ class Checks:
             breach = Breach.UNJOINED_WORK if on_gpu else Breach.LATE_WORK
             where = "the stream it was called in" if on_gpu else "the call"
             evidence = (
-                f"its output went on changing after it was returned: work is left running behind {where}"
+                f"its output went on changing after it was returned: work is left running after {where}"
             )
             self.watch.report(breach, Grade.FAILED, name, case.id, evidence)
 
-    def behind_block(
+    def after_block(
         self, case: Case, inputs: FreshInputs, readings: Mapping[str, Reading], *, counted: bool
     ) -> None:
         """Outputs of the block just taken, against the baseline's or PyTorch's on the inputs of now.
 
-        Functions and helpers are looked at behind a case's first block that counts, at its end, and in between as often
+        Functions and helpers are looked at after a case's first block that counts, at its end, and in between as often
         as ``LOOK_SHARE`` of the time allows; now and then whatever that takes."""
         names = self.judged(readings)
         self._look_at_the_gpu(case, names, readings)
@@ -199,7 +199,7 @@ class Checks:
             reading = readings[name]
             if reading.tail_ms > TAIL_MS + TAIL_SHARE * reading.latency_ms + TAIL_FACTOR * shared_ms:
                 evidence = (
-                    f"the GPU worked on for {reading.tail_ms:.3g} ms behind the stop event of a call of "
+                    f"the GPU worked on for {reading.tail_ms:.3g} ms after the stop event of a call of "
                     f"{reading.latency_ms:.3g} ms: work is on a stream that was not joined"
                 )
                 self._report(Breach.UNJOINED_WORK, Grade.SUSPECT, [name], case, evidence, JOIN)

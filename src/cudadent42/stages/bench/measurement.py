@@ -389,7 +389,7 @@ class _Session:
             conditions, flags = self.watch.stop(case.id, block)
             latencies = {entrant.name: reading.latency_ms for entrant, reading, _ in taken}
             if block == checked:
-                self.checks.behind_block(case, ready.inputs, seen, counted=block >= 0)
+                self.checks.after_block(case, ready.inputs, seen, counted=block >= 0)
             if block < 0:
                 self.pace.warmed_up(case.id, latencies, conditions.duration_s)
                 continue
@@ -457,7 +457,7 @@ class _Session:
             if not marginal or not ready.inputs.refillable:
                 break
             ready = self._with_fresh_inputs(case, ready)
-            for _ in range(1 + RETURN_WARM_UP):  # as in a visit: what counts there comes behind a warm-up
+            for _ in range(1 + RETURN_WARM_UP):  # as in a visit: what counts there comes after a warm-up
                 taken, _ = self._take(index, case, ready.entrants, ready.passes)
             last = {entrant.name: reading for entrant, reading, _ in taken}
             second = {each.implementation: each for each in self._judged(case, replace(ready, last=last))}

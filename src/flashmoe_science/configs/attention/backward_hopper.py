@@ -45,7 +45,7 @@ class HopperBackward:
     """Compiled head dimension."""
     causal: bool
     converts: bool = False
-    """A warp makes dQ of its sums, in place of a kernel behind. With a mask alone."""
+    """A warp makes dQ of its sums, in place of a kernel that runs after it. With a mask alone."""
     staggered: bool = False
     """Tiles of a head side by side, at no time two at the same query rows. Without a mask alone."""
     wide: bool = False

@@ -1,4 +1,4 @@
-"""Work behind the stop event of a call, told from what others do on the same GPU."""
+"""Work after the stop event of a call, told from what others do on the same GPU."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def test_a_tail_counts_beside_the_baseline_s(own_ms: float, baseline_ms: float, 
         name: Reading(1.0, 1, output.clone(), 0, tail_ms)
         for name, tail_ms in (("pytorch", baseline_ms), ("mine.py:mine", own_ms))
     }
-    checks.behind_block(CASE, FreshInputs(CASE, sets), readings, counted=True)
+    checks.after_block(CASE, FreshInputs(CASE, sets), readings, counted=True)
     assert ({each.breach for each in findings} == {Breach.UNJOINED_WORK}) is is_unjoined
