@@ -50,6 +50,9 @@ def test_losses_are_compared_with_the_larger_of_the_library_s(figures: ModuleTyp
         means = {"kernels": kernels, "grouped_mm": grouped_mm, "loop": loop}
         return {"apart": {way: {"mean": mean, "most": 10 * mean} for way, mean in means.items()}}
 
-    runs = [run(0.009, 0.004, 0.01), run(0.006, 0.012, 0.01)]
-    (tmp_path / "losses.json").write_text(json.dumps({"runs": runs}))
+    runs = 5 * [run(0.009, 0.004, 0.01), run(0.006, 0.012, 0.01)]
+    (tmp_path / "losses.json").write_text(json.dumps({"runs": runs, "steps": 200}))
     assert figures.losses_off(tmp_path) == pytest.approx((0.015 / 0.02, 0.09 / 0.12))
+    (tmp_path / "losses.json").write_text(json.dumps({"runs": runs[:3], "steps": 200}))
+    with pytest.raises(UsageError, match="not of 10 seeds"):
+        figures.losses_off(tmp_path)

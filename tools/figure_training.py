@@ -72,10 +72,19 @@ def peak_over_library(name: str) -> Callable[[Path], float]:
     return read
 
 
+SEEDS, STEPS = 10, 200
+"""That the row of losses speaks of."""
+
+
 def losses_off(folder: Path) -> tuple[float, float]:
     """How far the kernels' losses are from float32's over how far those of transformers' settings in bfloat16 are, of
     these the larger: mean and most, each over all seeds of benchmarks/moe_losses.py."""
-    runs = json.loads((folder / "losses.json").read_text(encoding="utf-8"))["runs"]
+    document = json.loads((folder / "losses.json").read_text(encoding="utf-8"))
+    runs = document["runs"]
+    if (len(runs), document["steps"]) != (SEEDS, STEPS):
+        raise UsageError(
+            f"{folder / 'losses.json'} is not of {SEEDS} seeds with {STEPS} steps, as its row says"
+        )
     ways = {way: [run["apart"][way] for run in runs] for way in runs[0]["apart"]}
     means = {way: mean(each["mean"] for each in rows) for way, rows in ways.items()}
     most = {way: max(each["most"] for each in rows) for way, rows in ways.items()}

@@ -105,7 +105,7 @@ CacheStateOption = Annotated[
         metavar="|".join(CacheState),
         rich_help_panel=HOW,
         help="The last-level cache before each timed call: warm, cold by a flush, or rotated, where calls take turns "
-        "over inputs of three times its size. Default: the suite's.",
+        "over up to 48 inputs, together three times its size. Default: the suite's.",
     ),
 ]
 OutputOption = Annotated[

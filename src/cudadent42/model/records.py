@@ -71,7 +71,8 @@ class CacheState(str, Enum):
     COLD = "cold"
     """Nothing of a call's inputs: it is written over before each window, which has one call."""
     ROTATED = "rotated"
-    """The same in windows of many calls: they take turns over so many input sets that none stays there."""
+    """Nothing of them in windows of many calls either, which take turns over so many input sets, up to a bound
+    (`timing.flush.input_sets`)."""
 
 
 # ---------------------------------------------------------------- what to run

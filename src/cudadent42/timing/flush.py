@@ -43,12 +43,14 @@ def flush_for(plan: Plan) -> Flush | None:
 
 
 def input_sets(plan: Plan, case: Case) -> int:
-    """How many sets of inputs calls rotate over. Sets that share an input, as experts share weights, leave it in the
-    cache however many there are.
+    """How many sets of inputs calls rotate over, by what a call reads of one: of a long cache with a window little.
+
+    Sets that share an input, as experts share weights, leave it in the cache however many there are; and so do
+    `MOST_SETS` of which a call reads very little.
     """
     if plan.cache is not CacheState.ROTATED:
         return INPUT_SETS
-    each = max(1, case.memory_bytes(2) - case.memory_bytes(1))
+    each = max(1, min(case.bytes_min, case.memory_bytes(2) - case.memory_bytes(1)))
     wanted = -(-ROTATION_FACTOR * cache_bytes(plan.device) // each)
     return min(MOST_SETS, max(INPUT_SETS, wanted))
 

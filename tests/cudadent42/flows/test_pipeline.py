@@ -133,7 +133,7 @@ def test_what_the_machine_cannot_do_is_no_measurement(tmp_path: Path) -> None:
         tmp_path, implementations=(f"{tmp_path}/mine.py:attention",), repeats=8, timer=TimerKind.CPU
     )
     suite = Path(asked.choices.suite)
-    suite.write_text(SUITE.replace("num_heads = 1, seqlen = 16", "num_heads = 8, seqlen = 256"))
+    suite.write_text(SUITE.replace("num_heads = 1, seqlen = 16", "num_heads = 8, seqlen = 2048"))
     outcome = pipeline.run(asked, Listener(), lambda folder: None)
     assert outcome.verify.passed
     comparison = outcome.results.cases[0]

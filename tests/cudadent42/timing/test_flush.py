@@ -11,6 +11,7 @@ from cudadent42.model.records import CacheState, Plan, VerifyReport
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.moe.case import MoeCase
 from cudadent42.stages.bench.measurement import measure
+from cudadent42.suites.loader import load_suite
 from cudadent42.timing import flush
 from cudadent42.timing.flush import INPUT_SETS, MOST_SETS, ROTATION_FACTOR, input_sets
 from cudadent42.timing.timers import ClockTimer
@@ -36,7 +37,20 @@ def test_few_sets_where_nobody_asks_for_more(state: CacheState) -> None:
 def test_sets_together_take_a_few_times_the_cache(cache: int) -> None:
     count = input_sets(ROTATED, CASE)
     assert count == 10 * ROTATION_FACTOR
-    assert CASE.memory_bytes(count - 1) < ROTATION_FACTOR * cache <= CASE.memory_bytes(count)
+    assert CASE.bytes_min * (count - 1) < ROTATION_FACTOR * cache <= CASE.bytes_min * count
+
+
+def test_what_a_call_reads_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long cache with a window, and of one in FP8, beside which the same keys lie in 16 bits."""
+    monkeypatch.setattr(flush, "cache_bytes", lambda device: 60 << 20)
+    cases = {case.name: case for case in load_suite("decode-paged").shapes}
+    for name in ("1x8k", "8x1k", "window-128-64x8k"):
+        case = cases[name]
+        count = input_sets(replace(ROTATED, cases=(case,)), case)
+        assert count * case.bytes_min >= ROTATION_FACTOR * (60 << 20), name
+        assert INPUT_SETS < count < MOST_SETS, name
+    narrow = next(case for case in load_suite("decode-fp8").shapes if case.name == "1x8k")
+    assert input_sets(ROTATED, narrow) * narrow.bytes_min >= ROTATION_FACTOR * (60 << 20)
 
 
 def test_large_inputs_need_no_more_sets() -> None:

@@ -4,6 +4,7 @@ lab's own worker. By a clock of the tests' own, so that no other work on the mac
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,7 +151,9 @@ def test_a_tuning_goes_on_on_its_own_device_alone(request_of: Request, tmp_path:
         pass
     assert reopen(begun.folder, Quiet(), ignore_preflight=True).setup == begun.setup
     write_json(begun.folder / FILES.setup, replace(begun.setup, device=Device("another CPU")))
-    with pytest.raises(UsageError, match=f"is of another CPU, and this machine has {cpu_name()}; go on"):
+    with pytest.raises(
+        UsageError, match=f"is of another CPU, and this machine has {re.escape(cpu_name())}; go on"
+    ):
         reopen(begun.folder, Quiet(), ignore_preflight=True)
 
 

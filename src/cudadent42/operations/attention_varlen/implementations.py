@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError
@@ -14,6 +14,7 @@ from cudadent42.operations.attention_varlen.flex import prepare_flex
 from cudadent42.operations.peers import needs
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from cudadent42.operations.attention_varlen.inputs import VarlenInputs
@@ -210,6 +211,14 @@ _MOST_DECODED = 8
 """Queries of each sequence, as many of each, that go to FlashInfer's wrapper for decode steps."""
 
 
+@cache
+def _flashinfer_workspace(device: torch.device) -> Tensor:
+    """Of all its calls on a device, which run one after another."""
+    import torch
+
+    return torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+
 def _prepare_flashinfer(case: VarlenCase, inputs: VarlenInputs) -> Call:
     """The wrapper for decode steps over pages, where they are that, or the one for prompts over pages or packed keys.
 
@@ -223,7 +232,7 @@ def _prepare_flashinfer(case: VarlenCase, inputs: VarlenInputs) -> Call:
     if not all(case.seqlens_k) or not all(case.seqlens_q):
         raise UnsupportedCaseError("flashinfer takes no empty sequences")
     query, key, value = inputs.tensors
-    workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=query.device)
+    workspace = _flashinfer_workspace(query.device)
     options: dict[str, Any] = {
         "causal": case.causal,
         "window_left": case.window,

@@ -187,7 +187,7 @@ def _with_counters(profile: Profile, wish: Wish, folder: Path) -> Profile:
             report,
             target_command(request),
             full=wish.full,
-            cold=wish.plan.cache is not CacheState.WARM,
+            cold=wish.plan.cache is CacheState.COLD,
             kernel=wish.kernel,
         )
         try:

@@ -14,7 +14,6 @@ from emulated import NEEDS_COMPILER, compile_emulation
 from emulated_decode import inputs_of, options, run_on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import H200
 from varlen_cases import Shape, bounds, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch
 
@@ -28,6 +27,7 @@ from flashmoe_science.jit.limits import LIMITS, check_block, limits
 from flashmoe_science.jit.nvrtc import compile_kernel
 from flashmoe_science.varlen.arguments import Inputs, check
 from flashmoe_science.varlen.problem import REPEATED, Repeatable, Sizes, Tensors
+from problems import H200
 
 ONE_TOKEN = Shape(
     (1, 1, 1, 1, 1), (300, 1, 0, 129, 16), heads=4, kv_heads=2, head_dim=64, dtype=torch.bfloat16
@@ -195,6 +195,8 @@ def test_the_largest_kernels_compile_without_spills(architecture: str) -> None:
     dtype = torch.float16 if architecture == "sm_75" else torch.bfloat16
     for dim, rows, pages, score_changes in (
         (64, 32, Pages.ROWS, True),
+        (64, 16, Pages.TILES, True),
+        (64, 8, Pages.TILES, False),
         (128, 16, Pages.ROWS, True),
         (128, 32 if limits(architecture).shared_per_block > 160 << 10 else 16, Pages.TILES, False),
         (256, 8, Pages.TILES, False),
