@@ -18,8 +18,10 @@ import pytest
 
 from flashmoe_science.jit import host
 from flashmoe_science.jit.cache import Compilation, default_cache
+from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.jit.records import Recipe
 
+_WITH_MATRIX_UNIT = Path(__file__).with_name("with_matrix_unit.py")
 _SANITIZERS = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 
@@ -38,10 +40,12 @@ def output_under_sanitizers(
     if not Path(runtime).is_absolute():
         pytest.skip("g++ has no AddressSanitizer runtime")
     library = _sanitized(source, compiler, {} if macros is None else macros, further_features)
+    asks = [str(_WITH_MATRIX_UNIT)] if host.choose_instruction_set() is InstructionSet.AMX else []
     done = subprocess.run(
-        [sys.executable, str(program), *arguments, str(library)],
+        [sys.executable, *asks, str(program), *arguments, str(library)],
         env={
             **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
             "LD_PRELOAD": runtime,
             "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
         },
