@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from varlen_reference import assert_as_exact_as_pytorch
 
 DENSE = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+each_option = pytest.mark.parametrize(
+    ("causal", "window", "softcap", "with_sinks"),
+    [
+        (True, (100, 0), 0.0, True),
+        (False, (30, 7), 0.0, False),
+        (True, (-1, -1), 20.0, False),
+        (False, (-1, -1), 0.0, True),
+        (True, (64, 0), 5.0, True),
+    ],
+)
 
 
 def dense(

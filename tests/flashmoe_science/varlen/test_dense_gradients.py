@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from dense_options import DENSE, dense
+from dense_options import DENSE, dense, each_option
 from hypothesis import given
 from hypothesis import strategies as st
 from varlen_reference import visible_keys
@@ -219,16 +219,7 @@ def test_under_flash_attentions_name() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize(
-    ("causal", "window", "softcap", "with_sinks"),
-    [
-        (True, (100, 0), 0.0, True),
-        (False, (30, 7), 0.0, False),
-        (True, (-1, -1), 20.0, False),
-        (False, (-1, -1), 0.0, True),
-        (True, (64, 0), 5.0, True),
-    ],
-)
+@each_option
 def test_on_a_gpu(
     dtype: torch.dtype,
     head_dim: int,

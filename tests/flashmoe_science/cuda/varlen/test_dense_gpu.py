@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dense_options import check_dense, dense
+from dense_options import check_dense, dense, each_option
 
 from flashmoe_science import flash_attention
 
@@ -17,16 +17,7 @@ pytestmark = [
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2)])
-@pytest.mark.parametrize(
-    ("causal", "window", "softcap", "with_sinks"),
-    [
-        (True, (100, 0), 0.0, True),
-        (False, (30, 7), 0.0, False),
-        (True, (-1, -1), 20.0, False),
-        (False, (-1, -1), 0.0, True),
-        (True, (64, 0), 5.0, True),
-    ],
-)
+@each_option
 def test_as_defined(
     dtype: torch.dtype,
     head_dim: int,
