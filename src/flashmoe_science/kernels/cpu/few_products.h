@@ -42,7 +42,8 @@ int keys_ahead(int query_rows, int heads, int64_t row_bytes) {
     return (int)smaller<int64_t>(MAX_FETCH_AHEAD, larger<int64_t>(FEW_VALUES_AT_ONCE, keys));
 }
 
-// Calls step(d, count) for all elements of a row, STEP at a time and the rest at the end, and fetch(d) for each line.
+// Calls step(d, count, its number in a line) for all elements of a row, STEP at a time and the rest at the end, and fetch(d) for
+// each line.
 template <class T, int STEP, class Fetch, class Function>
 INLINE void for_elements(int count, Fetch fetch, Function step) {
     constexpr int OF_LINE = CACHE_LINE / (int)sizeof(T), AT_ONCE = larger(STEP, OF_LINE);
@@ -52,12 +53,12 @@ INLINE void for_elements(int count, Fetch fetch, Function step) {
 #pragma GCC unroll 16
         for (int i = 0; i < AT_ONCE; i += OF_LINE) fetch(d + i);
 #pragma GCC unroll 16
-        for (int i = 0; i < AT_ONCE; i += STEP) step(d + i, STEP);
+        for (int i = 0; i < AT_ONCE; i += STEP) step(d + i, STEP, i / STEP);
     }
     if (d == count) return;
     fetch(d);
-    for (; d + STEP <= count; d += STEP) step(d, STEP);
-    if (d < count) step(d, count - d);
+    for (; d + STEP <= count; d += STEP) step(d, STEP, 0);
+    if (d < count) step(d, count - d, 0);
 }
 
 // How the numbers of a row become vectors of fp32: VECTORS of them from one load.
@@ -140,6 +141,8 @@ template <class T, int R>
 INLINE void score_rows_in_order(const FewHead* head, const FewRows& rows, int head_dim) {
     typedef FewKeys<T> Keys;
     constexpr int AT_ONCE = W / R;
+    // In short vectors a sum has so many terms that it would be less exact than PyTorch's.
+    constexpr int CHAINS = W < 8 ? 4 : 1;
     const int query_row = few_dimension(head_dim);
     int k = 0, h = 0;
     for (int left = rows.keys * rows.heads; left > 0; left -= AT_ONCE) {
@@ -150,24 +153,30 @@ INLINE void score_rows_in_order(const FewHead* head, const FewRows& rows, int he
             const char* const of_head = rows.of_head(h);
             const T* const row = (const T*)(of_head + rows.offset[k]);
             const float* const query = head[h].query;
-            F sum[R];
+            F sum[CHAINS][R];
+#pragma GCC unroll 4
+            for (int c = 0; c < CHAINS; ++c)
 #pragma GCC unroll 2
-            for (int r = 0; r < R; ++r) sum[r] = set1(0.0f);
-            const auto step = [&](int d, int count) __attribute__((always_inline)) {
+                for (int r = 0; r < R; ++r) sum[c][r] = set1(0.0f);
+            const auto step = [&](int d, int count, int number) __attribute__((always_inline)) {
                 F element[Keys::VECTORS];
                 Keys::load_some(row + d, count, element);
 #pragma GCC unroll 2
                 for (int v = 0; v < Keys::VECTORS; ++v)
 #pragma GCC unroll 2
                     for (int r = 0; r < R; ++r)
-                        sum[r] = Keys::accumulate(sum[r], element[v], load(query + r * query_row + Keys::place(d, v)));
+                        sum[number % CHAINS][r] = Keys::accumulate(
+                            sum[number % CHAINS][r], element[v], load(query + r * query_row + Keys::place(d, v)));
             };
             const char* const ahead = of_head + rows.offset[k + rows.ahead];
             for_elements<T, Keys::STEP>(head_dim, [&](int d) __attribute__((always_inline)) {
                 fetch_line(ahead + d * sizeof(T));
             }, step);
 #pragma GCC unroll 2
-            for (int r = 0; r < R; ++r) x[r * AT_ONCE + i] = sum[r];
+            for (int r = 0; r < R; ++r)
+                x[r * AT_ONCE + i] = CHAINS == 1 ? sum[0][r]
+                                                 : add(add(sum[0][r], sum[1 % CHAINS][r]),
+                                                       add(sum[2 % CHAINS][r], sum[3 % CHAINS][r]));
             to[i] = head[h].scores + k;
             // The last ones fill up the vector.
             if (i + 1 >= left) continue;
@@ -202,7 +211,7 @@ INLINE void score_keys_together(const FewHead* head, const FewRows& rows, int he
 #pragma GCC unroll 16
             for (int i = 0; i < W; ++i) x[i] = set1(0.0f);
             const float* const query = head[h].query;
-            const auto step = [&](int d, int count) __attribute__((always_inline)) {
+            const auto step = [&](int d, int count, int) __attribute__((always_inline)) {
                 F element[AT_ONCE][Keys::VECTORS];
 #pragma GCC unroll 4
                 for (int i = 0; i < AT_ONCE; ++i) Keys::load_some(row[i] + d, count, element[i]);
