@@ -109,16 +109,17 @@ def build(
     """
     from cudadent42.commands import tables
     from cudadent42.stages.build import build as build_kernels
-    from cudadent42.stages.build import buildable, choose_device
+    from cudadent42.stages.build import buildable, check_architectures, choose_device
 
     target = choose_device(device, offline=bool(arch))
-    kernel_names = buildable(split(implementations))
+    kernel_names, architectures = buildable(split(implementations)), split(arch)
+    check_architectures(architectures, kernel_names)
     confined = checked(Confined(untrusted, accept_missing))
     with watching(verbose) as watcher, _sandbox(target, kernel_names, confined) as sandbox:
         watcher.stage("build")
         report = build_kernels(
             target,
-            split(arch),
+            architectures,
             lambda done, total, what: watcher.advance(done / total, what),
             implementations=kernel_names,
             sandbox=sandbox,

@@ -65,11 +65,6 @@ def build(
     for name in architectures:
         if not _ARCHITECTURE.fullmatch(name):
             raise UsageError(f"--arch {name!r}: expected a CUDA architecture such as sm_80 or sm_90a")
-        if OURS in implementations:
-            try:
-                base_architecture(name)
-            except DeviceError as error:
-                raise UsageError(f"--arch {name!r}: {error}") from error
     kernel_files = [name for name in implementations if is_kernel_file(name)]
     built: list[KernelBuild | BuildFailure] = []
     try:
@@ -88,6 +83,17 @@ def build(
         kernels=tuple(item for item in built if isinstance(item, KernelBuild)),
         failures=tuple(item for item in built if isinstance(item, BuildFailure)),
     )
+
+
+def check_architectures(architectures: Sequence[str], implementations: Sequence[str]) -> None:
+    """Raises UsageError where this project's kernels are asked for on one that nothing is known about."""
+    if OURS not in implementations:
+        return
+    for name in architectures:
+        try:
+            base_architecture(name)
+        except DeviceError as error:
+            raise UsageError(f"--arch {name!r}: {error}") from error
 
 
 def buildable(names: Sequence[str]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cudadent42.base.errors import UsageError
+from cudadent42.base.errors import MachineNotReadyError, UsageError
 from cudadent42.commands.tables import build_line, build_tables, recipe_lines
 from cudadent42.operations.attention import OPERATION
 from cudadent42.operations.attention.case import AttentionCase
@@ -14,7 +14,7 @@ from cudadent42.operations.attention_backward.case import AttentionBackwardCase
 from cudadent42.plan import Choices, make_plan
 from cudadent42.preflight.toolchain import nvrtc_version
 from cudadent42.registry import registry
-from cudadent42.stages.build import build, build_for, choose_device
+from cudadent42.stages.build import build, build_for, check_architectures, choose_device
 from flashmoe_science.jit.requirements import install_command
 
 
@@ -110,7 +110,11 @@ def test_architectures_are_for_cuda() -> None:
 
 
 def test_an_architecture_that_is_unknown() -> None:
+    """A command line is wrong; another machine's GPU is not ready."""
     with pytest.raises(UsageError, match=r"--arch .sm_35.: unknown GPU architecture"):
+        check_architectures(("sm_80", "sm_35"), ("cudadent42",))
+    check_architectures(("sm_35",), ("mine.toml",))
+    with pytest.raises(MachineNotReadyError, match="sm_35"):
         build("cuda", ("sm_35",), Progress())
 
 
