@@ -31,7 +31,7 @@ from typing import Any
 
 import pytest
 
-from warm_process import run_to_its_end
+from warm_process import fork, run_to_its_end
 
 _AT_ONCE = 16
 """Tests that a process asks for together, until few are left."""
@@ -109,7 +109,7 @@ class ForkedTests:
         self._begun += 1
         board = mmap.mmap(-1, _BYTES_OF_A_NUMBER)
         sys.stdout.flush()
-        pid = _fork()
+        pid = fork()
         if pid == 0:
             for other in self._processes:
                 other.connection.close()
@@ -215,13 +215,6 @@ def cut_between_files(files: Sequence[Path], middle: int) -> int:
     starts = [each for each in range(1, len(files)) if files[each - 1] != files[each]]
     nearest = min(starts, key=lambda each: abs(each - middle), default=middle)
     return nearest if abs(nearest - middle) <= len(files) // 4 else middle
-
-
-def _fork() -> int:
-    """``os.fork`` without its warning of threads: those of OpenBLAS, which looks after them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
 
 
 def _has_ended(pid: int) -> bool:

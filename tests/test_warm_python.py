@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import warm_process
 import warm_programs
 import warm_python
 from flashmoe_science.jit import host
@@ -105,7 +106,7 @@ def test_processes_are_warm_in_all_other_tests_and_have_homes_of_their_own() -> 
 def test_a_process_with_another_compiler_asks_for_it() -> None:
     host.find_compiler.cache_clear()
     host.find_compiler()
-    warm_python._forget_the_compiler(dict(os.environ))
+    warm_process.forget_the_compiler(dict(os.environ))
     assert host.find_compiler.cache_info().currsize == 1
-    warm_python._forget_the_compiler({**os.environ, "CXX": "/no/such/compiler"})
+    warm_process.forget_the_compiler({**os.environ, "CXX": "/no/such/compiler"})
     assert host.find_compiler.cache_info().currsize == 0

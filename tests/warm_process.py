@@ -10,8 +10,9 @@ import os
 import signal
 import sys
 import threading
+import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 MOST_OPEN_FILES = 256
@@ -44,6 +45,23 @@ def leave_to_the_server() -> None:
     take twenty milliseconds."""
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False
+
+
+def fork() -> int:
+    """``os.fork`` without its warning of threads: those of OpenBLAS, which looks after them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def forget_the_compiler(environment: Mapping[str, str]) -> None:
+    """On a processor with AMX the server has asked its own compiler what it knows."""
+    host = sys.modules.get("flashmoe_science.jit.host")
+    if host is None:
+        return
+    if any(os.environ.get(name) != environment.get(name) for name in (host.COMPILER_VARIABLE, "PATH")):
+        host.find_compiler.cache_clear()
+        host._compiler_takes.cache_clear()
 
 
 def run_to_its_end(program: Callable[[], object]) -> NoReturn:

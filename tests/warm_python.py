@@ -38,7 +38,6 @@ import tempfile
 import threading
 import time
 import types
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,7 +46,15 @@ import warm_programs as programs
 from brief_timing import be_brief
 from own_revision import ask_once
 from quick_kernels import compile_lesser_ones_quickly
-from warm_process import MOST_OPEN_FILES, leave_to_the_server, run_to_its_end, take_files, take_huge_pages
+from warm_process import (
+    MOST_OPEN_FILES,
+    forget_the_compiler,
+    fork,
+    leave_to_the_server,
+    run_to_its_end,
+    take_files,
+    take_huge_pages,
+)
 
 AVAILABLE = sys.platform == "linux"
 
@@ -238,10 +245,10 @@ def serve(connection: socket.socket, huge_pages_after: int = -1) -> Callable[[],
         if number == huge_pages_after:
             take_huge_pages()
         read, write = os.pipe()
-        between = _fork()
+        between = fork()
         if between == 0:
             asked_by = os.getpid()
-            process = _fork()
+            process = fork()
             if process:
                 os.write(write, str(process).encode())
                 os._exit(0)
@@ -259,13 +266,6 @@ def serve(connection: socket.socket, huge_pages_after: int = -1) -> Callable[[],
     return None
 
 
-def _fork() -> int:
-    """``os.fork`` without its warning of threads: those of OpenBLAS, which looks after them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
-
-
 def _begin(request: Mapping[str, Any], files: Sequence[int], connection: socket.socket) -> NoReturn:
     """The program, in this process."""
     with_usual_signals()
@@ -273,7 +273,7 @@ def _begin(request: Mapping[str, Any], files: Sequence[int], connection: socket.
     if request["new_session"]:
         os.setsid()
     os.chdir(request["folder"])
-    _forget_the_compiler(request["environment"])
+    forget_the_compiler(request["environment"])
     os.environ.clear()
     os.environ.update(request["environment"])
     connection.close()
@@ -296,16 +296,6 @@ def _begin(request: Mapping[str, Any], files: Sequence[int], connection: socket.
     if module == programs.SANDBOX:
         _go_on_instead_of_executing()
     _run_as_program(arguments)
-
-
-def _forget_the_compiler(environment: Mapping[str, str]) -> None:
-    """On a processor with AMX the server has asked its own compiler what it knows."""
-    host = sys.modules.get("flashmoe_science.jit.host")
-    if host is None:
-        return
-    if any(os.environ.get(name) != environment.get(name) for name in (host.COMPILER_VARIABLE, "PATH")):
-        host.find_compiler.cache_clear()
-        host._compiler_takes.cache_clear()
 
 
 def _run_as_program(arguments: Sequence[str]) -> NoReturn:
@@ -414,7 +404,7 @@ def _customise() -> None:
 def _serve_this_one() -> None:
     global _own_server
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if _fork() == 0:
+    if fork() == 0:
         ours.close()
         null = os.open(os.devnull, os.O_RDWR)
         for number in range(3):  # a reader of this command's output waits for no server

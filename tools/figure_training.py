@@ -35,6 +35,9 @@ def step_rate(name: str) -> Callable[[Path], float]:
 
 
 LIBRARY = ("grouped_mm", "grouped_mm_compiled")
+"""PyTorch's implementations of a layer, among those of benchmarks/moe_training_memory.py."""
+LIBRARY_MODELS = ("grouped_mm", "loop")
+"""transformers' settings in bfloat16, among those of benchmarks/moe_losses.py."""
 
 
 def gigabytes(folder: Path, name: str, field: str) -> dict[str, float]:
@@ -88,8 +91,7 @@ def losses_off(folder: Path) -> tuple[float, float]:
     ways = {way: [run["apart"][way] for run in runs] for way in runs[0]["apart"]}
     means = {way: mean(each["mean"] for each in rows) for way, rows in ways.items()}
     most = {way: max(each["most"] for each in rows) for way, rows in ways.items()}
-    library = ("grouped_mm", "loop")
     return (
-        means["kernels"] / max(means[way] for way in library),
-        most["kernels"] / max(most[way] for way in library),
+        means["kernels"] / max(means[way] for way in LIBRARY_MODELS),
+        most["kernels"] / max(most[way] for way in LIBRARY_MODELS),
     )
