@@ -98,13 +98,13 @@ attention_decode(const __grid_constant__ Parameters p) {
     __shared__ Gathering gathering[1];
     gathering->open();
 #endif
-    const Place place(p);
+    const Team team(p);
 #if DEPENDENT
     if (!warm_up(p)) return;
     wait_for_predecessor();
 #endif
     if (warp == 0) {
-        begin_share(p, place, cursor[0], segments[0], lane);
+        begin_share(p, team, cursor[0], segments[0], lane);
     } else {
         write_rows_without_keys(p, warp, lane);
     }

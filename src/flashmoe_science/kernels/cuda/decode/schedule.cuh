@@ -97,14 +97,14 @@ __device__ __forceinline__ int unit_count(const Parameters& p, int tiles, int un
     return p.split_tiles > 0 ? quotient(tiles + unit_tiles - 1, unit_tiles) : (tiles + unit_tiles - 1) >> (__ffs(unit_tiles) - 1);
 }
 
-// The block among those that go through the same keys: it depends on no length.
-struct Place {
-    int teams, team, first_head, heads;
+// Blocks that go through the same keys, and which heads are this one's: it depends on no length.
+struct Team {
+    int count, index, first_head, heads;
 
-    __device__ __forceinline__ explicit Place(const Parameters& p)
-        : teams(divide(static_cast<int>(gridDim.x), p.by_team)), team(divide(static_cast<int>(blockIdx.x), p.by_team)),
+    __device__ __forceinline__ explicit Team(const Parameters& p)
+        : count(divide(static_cast<int>(gridDim.x), p.by_team)), index(divide(static_cast<int>(blockIdx.x), p.by_team)),
           heads(divide(p.kv_heads, p.by_team)) {
-        first_head = (static_cast<int>(blockIdx.x) - team * p.team) * heads;
+        first_head = (static_cast<int>(blockIdx.x) - index * p.team) * heads;
     }
 };
 
@@ -212,7 +212,7 @@ __device__ __forceinline__ void next_segment(const Parameters& p, Cursor& cursor
 }
 
 // All lanes of a warp: the block's first segment, and where the next one begins. Nothing is read twice where a lane has one sequence.
-__device__ __forceinline__ void begin_share(const Parameters& p, Place place, Cursor& cursor, Segment& segment, int lane) {
+__device__ __forceinline__ void begin_share(const Parameters& p, Team team, Cursor& cursor, Segment& segment, int lane) {
     const int each = (p.batch + 31) / 32;
     const int from = min(lane * each, p.batch), to = min(from + each, p.batch);
     int counts[kUnitSizes] = {};  // units of the lane's sequences, for each size of a unit
@@ -222,7 +222,7 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Place place, Cu
     for (int sequence = from; sequence < to; ++sequence) {
         const Extent extent(p, sequence);
         if (sequence == from) first = extent;
-        const int sets = place.heads * extent.row_blocks;
+        const int sets = team.heads * extent.row_blocks;
         longest = max(longest, extent.tiles);
         own_sets += sets;
         if (p.split_tiles > 0) {
@@ -244,20 +244,20 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Place place, Cu
             // a block about five times as long to read as one more partial result takes to combine: together that is the
             // least where a block has the square root of a fifth of a set's tiles.
             const int less = 1 << (i - 1);
-            if (longest <= kPass || less * place.teams < all_tiles || 4 * less * less < longest) {
+            if (longest <= kPass || less * team.count < all_tiles || 4 * less * less < longest) {
                 unit_tiles = 2 * less;
                 own = counts[i];
             }
         }
         if (CLUSTER > 1) {
-            const int equal = divide(all_tiles + place.teams - 1, p.by_teams);
+            const int equal = divide(all_tiles + team.count - 1, p.by_teams);
             const int most_tiles = equal + equal / 16 + kTilesOfMeeting;
-            gathers = CLUSTER * total_of_warp(own_sets) <= place.teams && longest <= CLUSTER * most_tiles;
+            gathers = CLUSTER * total_of_warp(own_sets) <= team.count && longest <= CLUSTER * most_tiles;
             if (gathers) {
                 own = CLUSTER * p.team * own_sets;
-                place.team = static_cast<int>(blockIdx.x);
-                place.heads = p.kv_heads;
-                place.first_head = 0;
+                team.index = static_cast<int>(blockIdx.x);
+                team.heads = p.kv_heads;
+                team.first_head = 0;
             }
         }
     }
@@ -270,8 +270,8 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Place place, Cu
         }
     }
     const int all = __shfl_sync(0xffffffffu, up_to, p.batch > 1 ? 31 : 0);
-    const int share = gathers ? 1 : max(1, divide(all + place.teams - 1, p.by_teams));
-    const int begin = min(place.team * share, all);
+    const int share = gathers ? 1 : max(1, divide(all + team.count - 1, p.by_teams));
+    const int begin = min(team.index * share, all);
     const int before = up_to - own;
     if (lane == 0 && begin == all) segment.passes = 0;
     if (before <= begin && begin < up_to) {  // one lane, or none
@@ -279,9 +279,9 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Place place, Cu
         at.share = share;
         at.unit_tiles = unit_tiles;
         at.gathers = gathers;
-        at.team = place.team;
-        at.first_head = place.first_head;
-        at.heads = place.heads;
+        at.team = team.index;
+        at.first_head = team.first_head;
+        at.heads = team.heads;
         at.unit = begin;
         at.end = min(begin + share, all);
         at.enter(from, first, p);
