@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from emulated import compile_clusters, compile_emulation
-from problems import H200
 from varlen_cases import Call
 
 from flashmoe_science.configs.attention.decode import DecodeConfiguration
 from flashmoe_science.cuda.varlen import decode, decode_workspace
 from flashmoe_science.varlen.arguments import Inputs, Options, check, check_sizes
 from flashmoe_science.varlen.problem import Tensors
+from problems import H200
 
 
 @functools.cache

@@ -12,7 +12,6 @@ import pytest
 import torch
 from emulated import NEEDS_COMPILER, compile_emulation
 from emulated_decode import inputs_of, options, run_on_cpu
-from problems import H200
 from reused_memory import ReusedMemory, capture_into
 from varlen_cases import Shape, bounds, paged
 
@@ -21,6 +20,7 @@ from flashmoe_science.cuda.tickets import TicketPool
 from flashmoe_science.cuda.varlen import decode
 from flashmoe_science.varlen.arguments import check
 from flashmoe_science.varlen.problem import Sizes, Tensors
+from problems import H200
 
 STREAM = 77
 

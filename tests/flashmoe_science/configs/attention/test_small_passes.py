@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from problems import H200, contiguous
 
 from flashmoe_science.configs.attention.small import RowSlices, SmallConfiguration, beside, stream
 from flashmoe_science.configs.attention.small_passes import Work, fastest, measured, microseconds
 from flashmoe_science.cuda.attention import KernelKind, Problem, select, small
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.jit.nvrtc import compile_kernel
+from problems import H200, contiguous
 
 SWEEP = Path(__file__).parents[4] / "benchmarks/results/2026-11-21-h200-small-rows/sweep.json"
 NOISE = 1.012

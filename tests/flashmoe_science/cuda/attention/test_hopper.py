@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import H200
 
 from flashmoe_science.configs.attention import hopper as configs
 from flashmoe_science.cuda.attention import hopper
 from flashmoe_science.cuda.attention.problem import KernelKind, Problem
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import check_block
+from problems import H200
 
 HEADER = Path(__file__).parents[4] / "src/flashmoe_science/kernels/cuda/ptx/wgmma.cuh"
 PROBLEM = Problem(

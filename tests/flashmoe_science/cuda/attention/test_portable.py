@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import H200
 
 from flashmoe_science.configs.attention import portable as configs
 from flashmoe_science.cuda.attention import Problem, portable
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import LIMITS, check_block, limits
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY
+from problems import H200
 
 ARCHITECTURES = st.sampled_from(configs.tuned_architectures())
 HEAD_DIMS = st.integers(1, 32).map(lambda n: 8 * n)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import H200, T4, contiguous
 
 from flashmoe_science.configs.attention.hopper import HopperConfiguration
 from flashmoe_science.configs.attention.portable import PortableConfiguration
@@ -31,6 +30,7 @@ from flashmoe_science.cuda.device import Device
 from flashmoe_science.errors import DeviceError, InputError, KernelDefectError
 from flashmoe_science.jit.limits import LIMITS
 from flashmoe_science.jit.nvrtc import CudaKernel
+from problems import H200, T4, contiguous
 
 
 def problem(

@@ -16,8 +16,6 @@ from compiled_for import each_architecture
 from emulated import NEEDS_COMPILER, compile_clusters
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import H200
-from problems import contiguous as problem
 
 from flashmoe_science.configs.attention import small as configs
 from flashmoe_science.configs.attention.small import SmallConfiguration
@@ -26,6 +24,8 @@ from flashmoe_science.cuda.device import Device
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import LIMITS
 from flashmoe_science.jit.nvrtc import compile_kernel
+from problems import H200
+from problems import contiguous as problem
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90")
 

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moe_products import random_ids
 from moe_whole import Arguments, arguments, assert_right
-from problems import H200
 
 from flashmoe_science.configs.moe import few as configs
 from flashmoe_science.configs.moe.few import FewConfiguration, FewProduct, FewWay
@@ -28,6 +27,7 @@ from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import LIMITS, check_block
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, CudaKernel, compile_kernel
 from flashmoe_science.moe_arguments import Activation, W13Layout
+from problems import H200
 
 BF16, FP16 = torch.bfloat16, torch.float16
 PROBLEM = MoeProblem(

@@ -10,7 +10,6 @@ import torch
 from compiled_for import each_architecture
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import H200
 
 from flashmoe_science.configs.moe import hopper as configs
 from flashmoe_science.cuda import wgmma
@@ -20,6 +19,7 @@ from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.jit.limits import check_block
 from flashmoe_science.jit.nvrtc import compile_kernel
 from flashmoe_science.moe_arguments import Activation, W13Layout
+from problems import H200
 
 PROBLEM = MoeProblem(
     tokens=4096,

@@ -12,7 +12,6 @@ from emulated import NEEDS_COMPILER, compile_emulation
 from hypothesis import given
 from hypothesis import strategies as st
 from moe_products import Routing, assert_right, operands, random_ids, routing
-from problems import H200
 
 from flashmoe_science.configs.moe import portable as configs
 from flashmoe_science.configs.moe.portable import ProductTile
@@ -23,6 +22,7 @@ from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import LIMITS, check_block
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY
 from flashmoe_science.moe_arguments import Activation, W13Layout
+from problems import H200
 
 BF16, FP16 = torch.bfloat16, torch.float16
 ARCHITECTURES = st.sampled_from(configs.tuned_architectures())

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from emulated import NEEDS_COMPILER, compile_emulation
-from problems import H200
 from routing_cases import BF16, CASES, FP16, FP32, Given, exact, incoming, logits_of
 
 from flashmoe_science import MoE, router_losses, topk_routing, topk_routing_with_losses
@@ -20,6 +19,7 @@ from flashmoe_science.jit.limits import LIMITS
 from flashmoe_science.jit.nvrtc import compile_kernel
 from flashmoe_science.router_losses import routing_losses as composed_losses
 from flashmoe_science.routing_options import RoutingOptions, RoutingPass
+from problems import H200
 
 
 def emulate_forward(

@@ -13,7 +13,6 @@ from chunk_cases import CHUNK, FEW, LENGTHS, call_of, shape_of
 from compiled_for import each_architecture
 from emulated import NEEDS_COMPILER
 from emulated_decode import inputs_of, options, run_on_cpu
-from problems import H200
 from varlen_cases import Call, Shape, bounds
 from varlen_reference import assert_as_exact_as_pytorch
 
@@ -21,6 +20,7 @@ from flashmoe_science.cuda.varlen import decode, hopper, portable
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
 from flashmoe_science.varlen.arguments import check
 from flashmoe_science.varlen.problem import Problem, Sizes
+from problems import H200
 
 BF16 = torch.bfloat16
 each_page_size = pytest.mark.parametrize("page_size", [0, 16, 1])

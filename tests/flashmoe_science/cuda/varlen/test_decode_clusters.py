@@ -11,7 +11,6 @@ from emulated import NEEDS_COMPILER
 from emulated_decode import inputs_of, options, run_on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import H200
 from varlen_cases import Shape, bounds, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch
 
@@ -20,6 +19,7 @@ from flashmoe_science.configs.attention.decode import Cache, Pages
 from flashmoe_science.cuda.varlen import decode
 from flashmoe_science.jit.nvrtc import compile_kernel
 from flashmoe_science.varlen.arguments import check, check_sizes
+from problems import H200
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,7 +7,6 @@ import torch
 from compiled_for import each_architecture
 from emulated import NEEDS_COMPILER
 from emulated_decode import inputs_of, options, run_on_cpu
-from problems import H200
 from varlen_cases import Shape, bounds, packed, paged, quantized
 from varlen_quantized import assert_as_exact_as_ideal
 
@@ -17,6 +16,7 @@ from flashmoe_science.cuda.varlen import decode
 from flashmoe_science.jit.nvrtc import compile_kernel
 from flashmoe_science.varlen.arguments import check
 from flashmoe_science.varlen.problem import Problem, Sizes
+from problems import H200
 
 BF16, FP16 = torch.bfloat16, torch.float16
 SHAPE = Shape((1, 2, 1, 0, 1), (300, 7, 129, 16, 0), heads=4, kv_heads=2, head_dim=64, dtype=BF16)

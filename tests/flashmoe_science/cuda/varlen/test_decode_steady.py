@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from emulated import NEEDS_COMPILER, compile_emulation
-from problems import H200
 from varlen_cases import Call, Shape, bounds, forget_calls, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch
 
@@ -25,6 +24,7 @@ from flashmoe_science.cuda.tickets import TicketPool
 from flashmoe_science.cuda.varlen import decode, decode_workspace
 from flashmoe_science.errors import InputError
 from flashmoe_science.varlen import launch
+from problems import H200
 
 prepare = importlib.import_module("flashmoe_science.cuda.varlen.prepare")
 pytestmark = NEEDS_COMPILER

@@ -9,10 +9,10 @@ import torch
 from dense_options import check_dense, dense
 from emulated import NEEDS_COMPILER
 from emulated_varlen import attend_dense
-from problems import H200
 
 from flashmoe_science.configs.attention.varlen import Features, tiles
 from flashmoe_science.cuda.varlen.dense import tile_of
+from problems import H200
 
 SINKS = torch.tensor([0.0, 2.0, -math.inf, 5.0])
 

@@ -11,13 +11,13 @@ from emulated_hopper_varlen import Call, attend, tile_of
 from emulated_varlen import problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import H200, L4
 from varlen_cases import Shape, bounds, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science.configs.attention import hopper_varlen as configs
 from flashmoe_science.cuda.varlen import hopper
 from flashmoe_science.jit.limits import limits
+from problems import H200, L4
 
 BF16, FP16 = torch.bfloat16, torch.float16
 NAN = float("nan")

@@ -12,7 +12,6 @@ from emulated import NEEDS_COMPILER
 from emulated_varlen import attend, problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import H200
 from varlen_cases import NAN, Call, Shape, bounds, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch
 
@@ -23,6 +22,7 @@ from flashmoe_science.cuda.varlen.arguments import PER_CALL, TREE_MASK_AT, PlanA
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import check_block, limits
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, compile_kernel
+from problems import H200
 
 BF16, FP16 = torch.bfloat16, torch.float16
 FEATURES = st.builds(Features, *(st.booleans() for _ in range(5)))

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from emulated_varlen import problem_of
-from problems import H200
 from varlen_cases import Call, Shape, packed, paged
 
 from flashmoe_science.configs.attention.varlen import VarlenConfiguration
@@ -17,6 +16,7 @@ from flashmoe_science.cuda.varlen import portable
 from flashmoe_science.cuda.varlen.arguments import ARGUMENT_BYTES, PER_CALL, PlanArguments
 from flashmoe_science.errors import InputError
 from flashmoe_science.varlen.problem import Run, Sizes, Tensors
+from problems import H200
 
 BF16 = torch.bfloat16
 

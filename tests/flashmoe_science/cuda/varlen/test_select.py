@@ -9,13 +9,13 @@ import torch
 from emulated_varlen import problem_of
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import H200, L4
 from varlen_cases import Shape, packed, paged
 
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.varlen.select import MODULES, OVERRIDE_VARIABLE, VarlenKernel, bucket, select
 from flashmoe_science.errors import InputError, KernelDefectError, NoKernelError
 from flashmoe_science.varlen.problem import Run
+from problems import H200, L4
 
 prepare = importlib.import_module("flashmoe_science.cuda.varlen.prepare")
 

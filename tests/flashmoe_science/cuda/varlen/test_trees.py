@@ -12,7 +12,6 @@ import torch
 from compiled_for import each_architecture
 from emulated import NEEDS_COMPILER
 from emulated_decode import inputs_of, options, run_on_cpu
-from problems import H200
 from tree_cases import FEW, TREES, call_of, chain, random_tree, shape_of, tree_mask
 from varlen_cases import NAN, Call, Shape, bounds, packed, paged, quantized
 from varlen_quantized import assert_as_exact_as_ideal
@@ -23,6 +22,7 @@ from flashmoe_science.cuda.varlen.select import bucket, candidates
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
 from flashmoe_science.varlen.arguments import check
 from flashmoe_science.varlen.problem import Problem, Sizes
+from problems import H200
 
 BF16 = torch.bfloat16
 Result = tuple[torch.Tensor, torch.Tensor]

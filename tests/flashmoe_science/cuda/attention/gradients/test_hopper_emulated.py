@@ -14,7 +14,6 @@ import torch
 from attention_backward import assert_gradients, backward_case
 from emulated import NEEDS_COMPILER, compile_emulation
 from emulated_launches import EmulatedMap
-from problems import H200
 
 from flashmoe_science.configs.attention.backward_hopper import HopperBackward
 from flashmoe_science.cuda import launch
@@ -23,6 +22,7 @@ from flashmoe_science.cuda.attention.gradients.backward import _prepare, _proble
 from flashmoe_science.cuda.attention.problem import strides_of
 from flashmoe_science.gradients import Needs
 from flashmoe_science.jit.nvrtc import CudaKernel
+from problems import H200
 
 _PARAMETERS = {
     "attention_backward_hopper": "backward::Parameters",

@@ -7,7 +7,6 @@ import re
 
 import pytest
 import torch
-from problems import H200
 
 from flashmoe_science.configs.attention import backward_hopper as configs
 from flashmoe_science.cuda.attention.gradients import explain, hopper, wgmma
@@ -16,6 +15,7 @@ from flashmoe_science.errors import InputError
 from flashmoe_science.gradients import Needs
 from flashmoe_science.jit.limits import check_block
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY
+from problems import H200
 
 ROWS = (4 * 128 * 64, 128 * 64, 64)
 PROBLEM = BackwardProblem(

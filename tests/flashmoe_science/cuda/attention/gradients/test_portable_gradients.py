@@ -15,7 +15,6 @@ from attention_backward import Backward, assert_gradients, backward_case
 from emulated import NEEDS_COMPILER, compile_emulation
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import L4
 
 from flashmoe_science.configs.attention import backward as configs
 from flashmoe_science.configs.attention.backward import KeyValueTile, PortableBackward, QueryTile
@@ -26,6 +25,7 @@ from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.gradients import Needs
 from flashmoe_science.jit.limits import LIMITS, check_block
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, CudaKernel
+from problems import L4
 
 BF16, FP16 = torch.bfloat16, torch.float16
 ALL = Needs(True, True, True)

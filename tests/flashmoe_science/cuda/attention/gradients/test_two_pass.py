@@ -15,7 +15,6 @@ import torch
 from emulated import NEEDS_COMPILER
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import H200
 
 from flashmoe_science.configs.attention import backward_two_pass as configs
 from flashmoe_science.cuda.attention.gradients import explain, hopper, two_pass
@@ -25,6 +24,7 @@ from flashmoe_science.errors import InputError
 from flashmoe_science.gradients import Needs
 from flashmoe_science.jit.limits import check_block
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY
+from problems import H200
 
 HEADER = (KERNEL_DIRECTORY / "hopper_two_pass" / "parameters.cuh").read_text()
 ROWS = (4 * 128 * 256, 128 * 256, 256)

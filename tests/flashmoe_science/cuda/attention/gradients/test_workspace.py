@@ -7,7 +7,6 @@ import ctypes
 import pytest
 import torch
 from emulated_launches import EmulatedMap
-from problems import H200
 
 from flashmoe_science.cuda import launch
 from flashmoe_science.cuda.attention.gradients import wgmma
@@ -15,6 +14,7 @@ from flashmoe_science.cuda.attention.gradients.backward import asked
 from flashmoe_science.cuda.attention.gradients.problem import GradientKind
 from flashmoe_science.cuda.attention.gradients.select import BACKWARD
 from flashmoe_science.jit.nvrtc import CudaKernel
+from problems import H200
 
 
 class NoLauncher:

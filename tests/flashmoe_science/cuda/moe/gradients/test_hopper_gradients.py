@@ -10,7 +10,6 @@ from emulated import NEEDS_COMPILER
 from emulated_launches import EmulatedLauncher, emulated_launches
 from moe_gradients import assert_gradients_as_exact_as_torch
 from moe_reference import Moe, composed_moe, make_moe
-from problems import H200
 
 from flashmoe_science.configs.moe import backward_hopper as configs
 from flashmoe_science.configs.moe import hopper as forward_configs
@@ -32,6 +31,7 @@ from flashmoe_science.jit.nvrtc import compile_kernel
 from flashmoe_science.moe_arguments import Activation, W13Layout
 from flashmoe_science.moe_composition import backward as composed_backward
 from flashmoe_science.moe_gradients import MoeNeeds, MoeTensors
+from problems import H200
 
 __all__ = ["emulated_launches"]
 

@@ -11,7 +11,6 @@ from emulated import NEEDS_COMPILER
 from emulated_launches import EmulatedLauncher, emulated_launches
 from moe_gradients import assert_gradients_as_exact_as_torch
 from moe_reference import Moe, make_moe
-from problems import H200
 
 from flashmoe_science import fused_moe
 from flashmoe_science.configs.moe import backward_portable as configs
@@ -34,6 +33,7 @@ from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
 from flashmoe_science.moe_arguments import Activation, W13Layout
 from flashmoe_science.moe_composition import backward as composed_backward
 from flashmoe_science.moe_gradients import MoeNeeds, MoeTensors
+from problems import H200
 
 __all__ = ["emulated_launches"]
 
