@@ -6,19 +6,18 @@
 
 namespace {
 
-// Whether a block of so many keys goes to the matrix unit: whole registers in every direction. Few rows are summed in
-// shorter runs, see problem.h.
+// What dimensions and a block's keys are multiples of: whole registers in every direction.
+constexpr int AMX_STEP = 32;
+
 template <class Path>
-bool takes_amx(const Job& job, int keys) {
-    constexpr int STEP = 32;
-    return HAS_AMX && Path::PAIRS && keys % STEP == 0 && job.problem->head_dim % STEP == 0 &&
-           job.problem->seqlen_q > FEW_ROWS;
+bool takes_amx(int64_t dimensions) {
+    return HAS_AMX && Path::PAIRS && dimensions % AMX_STEP == 0;
 }
 
 #if HAS_AMX
 
-void prepare_on_amx(const Shared& w, KeyBlock& block, int head_dim) {
-    transpose_value_pairs(block.value, block.value_row, block.count, head_dim, w.value);
+void prepare_on_amx(const Shared& w, KeyBlock& block, int value_dim) {
+    transpose_value_pairs(block.value, block.value_row, block.count, value_dim, w.value);
     block.value = (const char*)w.value;
 }
 
@@ -63,17 +62,16 @@ void find_maxima(const float* s, ptrdiff_t ld, int keys, int columns, float* blo
     }
 }
 
-void amx_score(const Workspace& w, const Tile& tile, const KeyBlock& block, int head_dim, int columns, int ld) {
+void amx_score(const Shared& w, const float* query, const KeyBlock& block, int head_dim, int columns, int ld) {
     const AmxRows keys = {block.key, block.key_row, AMX_ROWS * block.key_row, 64};
-    amx_multiply(keys, block.count, tile.query, ld, head_dim / 2, columns * W, AmxScores{w.scores, ld});
+    amx_multiply(keys, block.count, query, ld, head_dim / 2, columns * W, AmxScores{w.scores, ld});
 }
 
 // O^T += V^T P^T of all of the block's keys.
-void amx_add_outputs(const Workspace& w, const Tile& tile, const KeyBlock& block, int head_dim, int columns, int ld) {
+void amx_add_outputs(const Shared& w, float* out, const KeyBlock& block, int value_dim, int columns, int ld) {
     alignas(64) float sums[2 * AMX_ROWS * 2 * AMX_ROWS];
-    const AmxRows values = {block.value, 64, 1024, head_dim / AMX_ROWS * 1024};
-    amx_multiply(
-        values, head_dim, w.pairs, ld, block.count / 2, columns * W, AmxOutputs{tile.out, ld, w.rescale, sums});
+    const AmxRows values = {block.value, 64, 1024, value_dim / AMX_ROWS * 1024};
+    amx_multiply(values, value_dim, w.pairs, ld, block.count / 2, columns * W, AmxOutputs{out, ld, w.rescale, sums});
 }
 
 #else

@@ -25,7 +25,8 @@ namespace {
 template <class Path>
 void prepare(const Job& job, const Workspace& w, KeyBlock& block) {
     const int head_dim = (int)job.problem->head_dim;
-    block.on_amx = takes_amx<Path>(job, block.count);
+    // Few rows are summed in shorter runs.
+    block.on_amx = takes_amx<Path>(head_dim | block.count) && job.problem->seqlen_q > FEW_ROWS;
     if (block.on_amx)
         prepare_on_amx(w, block, head_dim);
     else

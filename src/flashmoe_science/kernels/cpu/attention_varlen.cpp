@@ -16,38 +16,40 @@
 
 namespace {
 
-// Rows of keys or values [first, first + count) of a sequence, to where they lie at one stride; those below `visible`, which
+// Where a key's row or its value's is, in bytes from the first one's.
+int64_t row_of(const VarlenProblem& p, const Sequence& sequence, const int64_t stride[3], int64_t key) {
+    if (!sequence.pages) return (sequence.first_key + key) * stride[1];
+    return sequence.pages[key / p.page_size] * stride[0] + key % p.page_size * stride[1];
+}
+
+// Rows of keys or values [first, first + count) of a sequence, to where they lie at one stride; those outside of `visible`, which
 // nobody sees, as zeros.
 void gather(
     const VarlenProblem& p, const Sequence& sequence, const char* base, const int64_t stride[3], int64_t first, int count,
-    int64_t visible, size_t row_bytes, char* to) {
-    for (int64_t key = first; key < first + count; ++key, to += row_bytes) {
-        if (key < visible) {
+    Span visible, size_t row_bytes, char* to) {
+    for (int64_t key = first; key < first + count; ++key, to += row_bytes)
+        if (key < visible.first || key >= visible.last)
             memset(to, 0, row_bytes);
-            continue;
-        }
-        const char* const page = base + (int64_t)sequence.pages[key / p.page_size] * stride[0];
-        memcpy(to, page + key % p.page_size * stride[1], row_bytes);
-    }
+        else
+            memcpy(to, base + row_of(p, sequence, stride, key), row_bytes);
 }
 
-// Keys [first, last) of a sequence for one key/value head, as they lie in memory; `value_row` is what raw_value has. Those below
-// `visible` are not read.
+// Keys [first, last) of a sequence for one key/value head, as they lie in memory; `value_row` is what raw_value has. Pages are
+// read within `visible` alone, and nothing is read behind it.
 template <class T>
 KeyBlock locate(
     const VarlenJob& job, const VarlenWorkspace& w, const Sequence& sequence, int64_t kv_head, int64_t first, int64_t last,
-    int64_t visible) {
+    Span visible) {
     const VarlenProblem& p = *job.problem;
     const char* const key = job.call->key + kv_head * p.key_stride[2];
     const char* const value = job.call->value + kv_head * p.value_stride[2];
     KeyBlock block;
     block.first = first;
     block.count = (int)(last - first);
-    if (!sequence.pages || (first >= visible && first / p.page_size == (last - 1) / p.page_size)) {
-        const int64_t page = sequence.pages ? sequence.pages[first / p.page_size] : 0;
-        const int64_t row = sequence.pages ? first % p.page_size : sequence.first_key + first;
-        block.key = key + page * p.key_stride[0] + row * p.key_stride[1];
-        block.value = value + page * p.value_stride[0] + row * p.value_stride[1];
+    if (last <= visible.last &&
+        (!sequence.pages || (first >= visible.first && first / p.page_size == (last - 1) / p.page_size))) {
+        block.key = key + row_of(p, sequence, p.key_stride, first);
+        block.value = value + row_of(p, sequence, p.value_stride, first);
         block.key_row = p.key_stride[1];
         block.value_row = p.value_stride[1];
     } else {
@@ -85,13 +87,20 @@ void run_part(
     const int64_t kv_head = task.head / (p.heads / p.kv_heads);
     // In short runs where rounding shows, as attention_forward does; and in runs that do not depend on lengths where bits may not.
     const bool exact = sequence.rows <= FEW_ROWS || sequence.keys < FEW_KEYS || p.split_keys > 0;
-    // Pairs of keys are multiplied at once, always the same two.
-    constexpr int STEP = Path::PAIRS ? 2 : 1;
-    for (int64_t first = keys.first / STEP * STEP; first < keys.last;) {
+    // By the sequence, so that bits do not depend on where a tile's keys begin. With split_keys rows do not count either.
+    const bool on_amx = takes_amx<Path>(p.head_dim | p.value_dim) && (p.split_keys > 0 || sequence.rows > FEW_ROWS);
+    // Pairs of keys are multiplied at once, always the same two; so are 32 on the matrix unit.
+    const int step = on_amx ? AMX_STEP : Path::PAIRS ? 2 : 1;
+    for (int64_t first = keys.first / step * step; first < keys.last;) {
         const int64_t last = smaller((first / BLOCK_KEYS + 1) * BLOCK_KEYS, keys.last);
-        KeyBlock block = locate<typename Path::Element>(job, w, sequence, kv_head, first, last, keys.first);
+        const int64_t end = on_amx ? up_to_multiple(last, AMX_STEP) : last;
+        KeyBlock block = locate<typename Path::Element>(job, w, sequence, kv_head, first, end, keys);
+        block.on_amx = on_amx;
         const ptrdiff_t raw_row = block.value_row;
-        Path::prepare(w, block, (int)p.head_dim, (int)p.value_dim);
+        if (on_amx)
+            prepare_on_amx(w, block, (int)p.value_dim);
+        else
+            Path::prepare(w, block, (int)p.head_dim, (int)p.value_dim);
         for (int t = 0; t < tiles; ++t)
             if (first < w.tile[t].keys.last && last > w.tile[t].keys.first)
                 attend<Path>(job, w, w.tile[t], block, raw_row, exact ? MAX_DEPTH_FEW_ROWS : MAX_DEPTH, ld);
@@ -192,6 +201,7 @@ void work(void* data) {
         __atomic_store_n(&job.out_of_memory, 1, __ATOMIC_RELAXED);
         return;
     }
+    [[maybe_unused]] const typename Path::Session session;
     for (;;) {
         const int64_t task = __atomic_fetch_add(&job.next_task, 1, __ATOMIC_RELAXED);
         if (task >= job.task_count) return;

@@ -79,7 +79,7 @@ void attend_on_amx(const Job& job, const Workspace& w, const Tile& tile, const K
     typedef typename Path::Element Element;
     const int head_dim = (int)job.problem->head_dim;
     const Running running = {tile.maximum, tile.sum, w.rescale};
-    amx_score(w, tile, block, head_dim, columns, ld);
+    amx_score(w, tile.query, block, head_dim, columns, ld);
     if (!is_on_diagonal(job, tile, block)) {
         find_maxima(w.scores, ld, block.count, columns, w.block_max);
         weigh_block<Path>(w, running, block.count, 0, columns, ld, job.scale);
@@ -99,7 +99,7 @@ void attend_on_amx(const Job& job, const Workspace& w, const Tile& tile, const K
             return;
         }
     }
-    amx_add_outputs(w, tile, block, head_dim, columns, ld);
+    amx_add_outputs(w, tile.out, block, head_dim, columns, ld);
 }
 #endif
 

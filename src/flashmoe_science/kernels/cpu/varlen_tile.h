@@ -7,6 +7,7 @@
 
 #include <math.h>
 
+#include "amx_tile.h"
 #include "products.h"
 #include "tanh.h"
 #include "varlen_problem.h"
@@ -198,19 +199,33 @@ void attend(
     const Running running = {tile.sums.maximum, tile.sums.sum, w.rescale};
     const bool mask = block.first < tile.common.first || block.first + block.count > tile.common.last;
     const bool plain = !mask && job.cap_factor == 0.0f && !job.call->alibi_slopes;
-    for (int c = 0; c < columns; ++c) store(w.block_max + c * W, set1(-__builtin_inff()));
-    score<Path>(w, tile.query, block, 0, block.count, depth, longest, 0, columns, ld, plain ? w.block_max : nullptr);
+#if HAS_AMX
+    if (block.on_amx)
+        amx_score(w, tile.query, block, (int)p.head_dim, columns, ld);
+    else
+#endif
+    {
+        for (int c = 0; c < columns; ++c) store(w.block_max + c * W, set1(-__builtin_inff()));
+        score<Path>(w, tile.query, block, 0, block.count, depth, longest, 0, columns, ld, plain ? w.block_max : nullptr);
+    }
     if (!plain) {
         if (job.cap_factor != 0.0f)
             finish_scores<true>(job, tile, block, mask, w.scores, columns, ld, w.block_max);
         else
             finish_scores<false>(job, tile, block, mask, w.scores, columns, ld, w.block_max);
     }
+#if HAS_AMX
+    else if (block.on_amx)
+        find_maxima(w.scores, ld, block.count, columns, w.block_max);
+#endif
     weigh_block<Path>(w, running, block.count, 0, columns, ld, job.scale);
     if (mask && has_nonfinite<Element>(block.raw_value, raw_row, block.count, (int)p.value_dim)) {
         add_seen_products<Path>(job, w, tile, block, raw_row, ld);
         return;
     }
+#if HAS_AMX
+    if (block.on_amx) return amx_add_outputs(w, tile.sums.out, block, (int)p.value_dim, columns, ld);
+#endif
     const int step = Path::PAIRS ? 2 : 1;
     multiply<Product>(
         block.value, 4, block.value_row, (int)p.value_dim, Path::PAIRS ? w.pairs : w.scores, ld,
