@@ -199,6 +199,29 @@ def assert_within_bounds(case: Case, output: torch.Tensor, lse: torch.Tensor, gr
 
 
 @computed_once
+@computed_once
+def by_definition(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """In float64, never multiplying by what is masked: NaN and infinities get where the definition says, no further."""
+    query, key, value, grad_output = (
+        each.double() for each in (case.query, case.key, case.value, case.grad_output)
+    )
+    grad_query, grad_key, grad_value = (torch.zeros_like(each) for each in (query, key, value))
+    for row in range(query.shape[2]):
+        keys = int(visible_keys(query.shape[2], key.shape[2], case.causal)[row].sum())
+        if keys == 0:
+            continue
+        q, k, v = query[:, :, row, :, None], key[:, :, :keys], value[:, :, :keys]
+        weights = (k @ q * case.scale).softmax(2)
+        grad = grad_output[:, :, row, None]
+        grad_weights = (v * grad).sum(-1, keepdim=True)
+        delta = ((weights * v).sum(2, keepdim=True) * grad).sum(-1, keepdim=True)
+        grad_scores = weights * (grad_weights - delta)
+        grad_query[:, :, row] = (grad_scores * k).sum(2) * case.scale
+        grad_key[:, :, :keys] += grad_scores * query[:, :, row, None] * case.scale
+        grad_value[:, :, :keys] += weights * grad
+    return grad_query, grad_key, grad_value
+
+
 def torch_gradients(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Those of PyTorch's SDPA in the dtype of the input. It has none of the log-sum-exp, and NaN for rows without keys,
     which are left out.

@@ -8,15 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_gradients import (
-    Case,
-    assert_within_bounds,
-    random_case,
-)
+from attention_gradients import Case, assert_within_bounds, by_definition, random_case
 from attention_reference import visible_keys
 from cpu_attention import ALL, backward, each_dtype, each_mask, forward, gradients_of
 
-from computed_once import computed_once
 from flashmoe_science.jit.host import InstructionSet
 from instruction_sets import each_instruction_set
 
@@ -116,29 +111,6 @@ def test_empty_sequences_give_zeros(dtype: torch.dtype, causal: bool) -> None:
         for gradient, tensor in zip(gradients_of(case), (case.query, case.key, case.value), strict=True):
             assert gradient.shape == tensor.shape
             assert (gradient == 0).all()
-
-
-@computed_once
-def by_definition(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """In float64, never multiplying by what is masked: NaN and infinities get where the definition says, no further."""
-    query, key, value, grad_output = (
-        each.double() for each in (case.query, case.key, case.value, case.grad_output)
-    )
-    grad_query, grad_key, grad_value = (torch.zeros_like(each) for each in (query, key, value))
-    for row in range(query.shape[2]):
-        keys = int(visible_keys(query.shape[2], key.shape[2], case.causal)[row].sum())
-        if keys == 0:
-            continue
-        q, k, v = query[:, :, row, :, None], key[:, :, :keys], value[:, :, :keys]
-        weights = (k @ q * case.scale).softmax(2)
-        grad = grad_output[:, :, row, None]
-        grad_weights = (v * grad).sum(-1, keepdim=True)
-        delta = ((weights * v).sum(2, keepdim=True) * grad).sum(-1, keepdim=True)
-        grad_scores = weights * (grad_weights - delta)
-        grad_query[:, :, row] = (grad_scores * k).sum(2) * case.scale
-        grad_key[:, :, :keys] += grad_scores * query[:, :, row, None] * case.scale
-        grad_value[:, :, :keys] += weights * grad
-    return grad_query, grad_key, grad_value
 
 
 @each_instruction_set

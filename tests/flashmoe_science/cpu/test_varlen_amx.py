@@ -1,4 +1,4 @@
-"""Sequences of any lengths on the matrix unit: by loops in place of its instructions, and by these where it is there."""
+"""Any lengths on the matrix unit: by loops in place of its instructions, and by these where there are any."""
 
 from __future__ import annotations
 

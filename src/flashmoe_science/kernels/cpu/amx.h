@@ -16,10 +16,12 @@
 #define HAS_AMX 0
 #endif
 
-#if HAS_AMX
-
 // Rows, pairs and columns of a register.
 constexpr int AMX_ROWS = 16;
+// What dimensions and keys of attention are multiples of, for whole registers in every direction.
+constexpr int AMX_STEP = 2 * AMX_ROWS;
+
+#if HAS_AMX
 
 #ifdef EMULATE_AMX
 
@@ -115,6 +117,17 @@ INLINE void amx_add_products(
     }
 }
 
+// From rows `stride` floats apart.
+INLINE void amx_load_sums(const float* from, ptrdiff_t stride, bool second_rows, bool second_columns) {
+    const ptrdiff_t row = stride * (ptrdiff_t)sizeof(float);
+    AMX_LOAD(0, from, row);
+    if (second_columns) AMX_LOAD(1, from + AMX_ROWS, row);
+    if (second_rows) {
+        AMX_LOAD(2, from + AMX_ROWS * stride, row);
+        if (second_columns) AMX_LOAD(3, from + AMX_ROWS * stride + AMX_ROWS, row);
+    }
+}
+
 // To rows `stride` floats apart.
 INLINE void amx_store_sums(float* to, ptrdiff_t stride, bool second_rows, bool second_columns) {
     const ptrdiff_t to_row = stride * (ptrdiff_t)sizeof(float);
@@ -126,8 +139,16 @@ INLINE void amx_store_sums(float* to, ptrdiff_t stride, bool second_rows, bool s
     }
 }
 
-// Where 32 x 32 numbers of C go: `at(row, column)`, `stride` floats apart, and what becomes of them there.
-template <class Target>
+// C as it is.
+struct AmxMatrix {
+    float* to;
+    ptrdiff_t stride;
+    float* at(int row, int column) const { return to + row * stride + column; }
+    void finish(int, int, int, int) const {}
+};
+
+// Where 32 x 32 numbers of C go: `at(row, column)`, `stride` floats apart, and what becomes of them there. ADD: to what is there.
+template <bool ADD = false, class Target>
 static void amx_multiply(
     const AmxRows& a, int rows, const float* b, ptrdiff_t ld, int pairs, int columns, const Target& target) {
     const ptrdiff_t b_row = ld * (ptrdiff_t)sizeof(float);
@@ -137,7 +158,10 @@ static void amx_multiply(
         const char* const a_rows = a.at + r / AMX_ROWS * a.rows16;
         for (int c = 0; c < columns; c += 2 * AMX_ROWS) {
             const bool second_columns = c + AMX_ROWS < columns;
-            amx_clear_sums();
+            if constexpr (ADD)
+                amx_load_sums(target.at(r, c), target.stride, second_rows, second_columns);
+            else
+                amx_clear_sums();
             for (int p = 0; p < pairs; p += AMX_ROWS)
                 amx_add_products(
                     a_rows + p / AMX_ROWS * a.pairs16, a.row, a.rows16, b + p * ld + c, b_row, second_rows,

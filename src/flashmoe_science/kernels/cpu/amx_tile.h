@@ -6,9 +6,6 @@
 
 namespace {
 
-// What dimensions and a block's keys are multiples of: whole registers in every direction.
-constexpr int AMX_STEP = 32;
-
 template <class Path>
 bool takes_amx(int64_t dimensions) {
     return HAS_AMX && Path::PAIRS && dimensions % AMX_STEP == 0;
@@ -20,14 +17,6 @@ void prepare_on_amx(const Shared& w, KeyBlock& block, int value_dim) {
     transpose_value_pairs(block.value, block.value_row, block.count, value_dim, w.value);
     block.value = (const char*)w.value;
 }
-
-// Scores, as they are.
-struct AmxScores {
-    float* scores;
-    ptrdiff_t stride;
-    float* at(int row, int column) const { return scores + row * stride + column; }
-    void finish(int, int, int, int) const {}
-};
 
 // A block's sums, added to the rescaled output.
 struct AmxOutputs {
@@ -64,7 +53,7 @@ void find_maxima(const float* s, ptrdiff_t ld, int keys, int columns, float* blo
 
 void amx_score(const Shared& w, const float* query, const KeyBlock& block, int head_dim, int columns, int ld) {
     const AmxRows keys = {block.key, block.key_row, AMX_ROWS * block.key_row, 64};
-    amx_multiply(keys, block.count, query, ld, head_dim / 2, columns * W, AmxScores{w.scores, ld});
+    amx_multiply(keys, block.count, query, ld, head_dim / 2, columns * W, AmxMatrix{w.scores, ld});
 }
 
 // O^T += V^T P^T of all of the block's keys.

@@ -94,6 +94,7 @@ void run_strip(const BackwardJob& job, BackwardWorkspace& w, const Strip& strip,
         BackwardBlock block;
         block.first = b * BLOCK_KEYS;
         block.count = (int)smaller<int64_t>(BLOCK_KEYS, p.seqlen_k - block.first);
+        block.padded = (int)smaller<int64_t>(BLOCK_KEYS, job.sum_rows - block.first);
         const int64_t from = NO_LOADS ? 0 : block.first;
         block.key = block.raw_key = row_at(job.key, p.key_stride, strip.batch, strip.kv_head, from);
         block.value = row_at(job.value, p.value_stride, strip.batch, strip.kv_head, from);
@@ -110,8 +111,8 @@ void run_strip(const BackwardJob& job, BackwardWorkspace& w, const Strip& strip,
             if (!waited) wait_for_strips(sums.strips_done + b, (int)before);
             waited = true;
             if (before > 0) return;
-            if (block.grad_key) memset(block.grad_key, 0, sizeof(float) * block.count * job.row);
-            if (block.grad_value) memset(block.grad_value, 0, sizeof(float) * block.count * job.row);
+            if (block.grad_key) memset(block.grad_key, 0, sizeof(float) * block.padded * job.row);
+            if (block.grad_value) memset(block.grad_value, 0, sizeof(float) * block.padded * job.row);
         };
         bool begun = false;
         for (int t = 0; t < tiles; ++t) {
@@ -140,11 +141,14 @@ void run_strip(const BackwardJob& job, BackwardWorkspace& w, const Strip& strip,
         if (sums.strips_done) __atomic_store_n(sums.strips_done + b, (int)before + 1, __ATOMIC_RELEASE);
     }
     if (!job.grad_query) return;
-    for (int t = 0; t < tiles; ++t)
-        store_sums<Element>(
-            w.tile[t].grad_query, job.row,
-            row_at(job.grad_query, p.grad_query_stride, strip.batch, strip.head, w.tile[t].first_row), p.grad_query_stride[2],
-            w.tile[t].rows, head_dim, job.scale);
+    for (int t = 0; t < tiles; ++t) {
+        const QueryTile& tile = w.tile[t];
+        char* const to = row_at(job.grad_query, p.grad_query_stride, strip.batch, strip.head, tile.first_row);
+        if (job.on_amx)
+            store_columns<Element>(tile.grad_query, ld, to, p.grad_query_stride[2], tile.rows, head_dim, job.scale);
+        else
+            store_sums<Element>(tile.grad_query, job.row, to, p.grad_query_stride[2], tile.rows, head_dim, job.scale);
+    }
 }
 
 // Floats of a tile's buffers.
@@ -195,6 +199,7 @@ void work(void* data) {
         __atomic_store_n(&job.out_of_memory, 1, __ATOMIC_RELAXED);
         return;
     }
+    [[maybe_unused]] const typename Path::Session session;
     const int64_t own_sums = job.whole_spaces ? __atomic_fetch_add(&job.next_sums, 1, __ATOMIC_RELAXED) : 0;
     const int64_t space_strips = job.group * job.strips;
     for (;;) {
@@ -205,7 +210,7 @@ void work(void* data) {
         const int64_t count = job.whole_spaces ? space_strips : 1;
         float* const at = job.sums + (job.whole_spaces ? own_sums : space) * job.space_sums;
         const SpaceSums sums = {
-            at, at + (job.grad_key ? p.seqlen_k * job.row : 0),
+            at, at + (job.grad_key ? job.sum_rows * job.row : 0),
             job.whole_spaces ? nullptr : job.strips_done + space * job.blocks};
         Strip strip;
         strip.batch = space / p.kv_heads;
@@ -224,7 +229,8 @@ int divide(BackwardJob& job, int threads) {
     const AttentionBackwardProblem& p = *job.problem;
     const double pairs = (double)p.seqlen_q * p.seqlen_k * (job.causal ? 0.5 : 1.0);
     if ((double)p.batch * p.heads * pairs * p.head_dim * 5 < MIN_PARALLEL_WORK) threads = 1;
-    job.tile_queries = (int)smaller<int64_t>(GRADIENT_TILE_QUERIES, up_to_multiple(p.seqlen_q, W));
+    job.tile_queries =
+        (int)smaller<int64_t>(GRADIENT_TILE_QUERIES, up_to_multiple(p.seqlen_q, job.on_amx ? AMX_STEP : W));
     const int64_t tiles = (p.seqlen_q + job.tile_queries - 1) / job.tile_queries;
     job.whole_spaces = threads == 1 || job.spaces >= 2 * threads || job.spaces % threads == 0;
     int64_t strip_tiles = larger<int64_t>(1, STRIP_BYTES / (int64_t)(tile_floats(job) * sizeof(float)));
@@ -243,7 +249,8 @@ int run(BackwardJob& job, int threads) {
     const AttentionBackwardProblem& p = *job.problem;
     threads = divide(job, threads);
     job.blocks = (p.seqlen_k + BLOCK_KEYS - 1) / BLOCK_KEYS;
-    job.space_sums = p.seqlen_k * job.row * ((job.grad_key != nullptr) + (job.grad_value != nullptr));
+    job.sum_rows = job.on_amx ? up_to_multiple(p.seqlen_k, AMX_STEP) : p.seqlen_k;
+    job.space_sums = job.sum_rows * job.row * ((job.grad_key != nullptr) + (job.grad_value != nullptr));
     const int64_t sums = (job.whole_spaces ? threads : job.spaces) * job.space_sums * (int64_t)sizeof(float);
     const int64_t counters = job.whole_spaces ? 0 : job.spaces * job.blocks * (int64_t)sizeof(int);
     void* memory = nullptr;
@@ -288,6 +295,7 @@ EXPORTED int flashmoe_attention_backward(
     job.row = up_to_multiple(p.head_dim, W);
     job.group = p.heads / p.kv_heads;
     job.spaces = p.batch * p.kv_heads;
+    job.on_amx = takes_amx(p);
     return run(job, threads);
 }
 

@@ -27,10 +27,12 @@ struct BackwardJob {
     float scale;               // softmax_scale
     bool causal;
     bool needs_score_gradients;  // for grad_query and grad_key
+    bool on_amx;               // backward_amx.h: rows and keys are padded to whole registers, and a tile's grad_query is transposed
     int row;                   // floats in a row of sums along the head dimension: a multiple of W
     int64_t group;             // query heads that share a key/value head
     int64_t spaces;            // key/value heads of the batch
     int64_t blocks;            // of keys, in a space
+    int64_t sum_rows;          // keys of a space, padded
     int tile_queries;          // a multiple of W
     int64_t strip_rows;        // queries that meet a prepared block of keys one after the other
     int64_t strips;            // of one query head
@@ -57,7 +59,7 @@ struct QueryTile {
     ptrdiff_t query_step, grad_step;  // floats from row to row of these
     float *query_columns, *grad_columns;
     float *query_copy, *grad_copy;    // where rows go that cannot be read in place
-    float* grad_query;                // [query][row]: sums, not yet scaled
+    float* grad_query;                // [query][row], or [row][ld]: sums, not yet scaled
     float *lse, *delta;               // [ld]; delta: rowsum(out * grad_out) - grad_lse
 };
 
@@ -72,6 +74,7 @@ struct BackwardWorkspace {
 struct BackwardBlock {
     int64_t first;
     int count;
+    int padded;                       // keys with sums
     const char *key, *value;          // as multiplied by columns of queries
     ptrdiff_t key_row, value_row;
     const float* key_rows;            // as summed over keys
@@ -80,5 +83,11 @@ struct BackwardBlock {
     ptrdiff_t raw_key_row;
     float *grad_key, *grad_value;     // [key][row]: sums of the space; null: not needed
 };
+
+// How many keys of the block the first `rows` rows of the tile see: those of the last of them.
+int visible_keys(const QueryTile& tile, const BackwardBlock& block, int rows) {
+    const int64_t count = smaller<int64_t>(block.count, tile.keys - block.first);
+    return (int)larger<int64_t>(0, smaller<int64_t>(tile.diagonal + rows - block.first, count));
+}
 
 }  // namespace

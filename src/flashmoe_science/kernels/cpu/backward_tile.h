@@ -1,10 +1,9 @@
 // One tile of queries against one block of keys: five products and what lies between them.
 #pragma once
 
-#include "backward_problem.h"
+#include "backward_amx.h"
 #include "backward_weights.h"
-#include "gemm.h"
-#include "layout.h"
+#include "paths.h"
 
 namespace {
 
@@ -22,6 +21,7 @@ const float* float_rows(const char* from, ptrdiff_t stride, int rows, int head_d
 // This: fp32, and 16-bit elements through fp32.
 template <class T>
 struct FloatBackwardPath {
+    typedef NoSession Session;
     typedef T Element;
     typedef FloatProduct Product;
     static constexpr bool PAIRS = false;
@@ -49,12 +49,14 @@ struct FloatBackwardPath {
 
 #ifdef __AVX512BF16__
 struct PairBackwardPath {
+    typedef AmxSession Session;
     typedef BFloat16 Element;
     typedef PairProduct Product;
     static constexpr bool PAIRS = true;
     static constexpr int STEP = 2;
 
     static void prepare_block(const BackwardJob& job, const BackwardWorkspace& w, BackwardBlock& block) {
+        if (job.on_amx) return prepare_on_amx(job, w, block);
         const int d = (int)job.problem->head_dim;
         block.key_step = d;
         block.key_rows = w.key;
@@ -74,12 +76,6 @@ typedef PairBackwardPath BFloat16BackwardPath;
 #else
 typedef FloatBackwardPath<BFloat16> BFloat16BackwardPath;
 #endif
-
-// How many keys of the block the first `rows` rows of the tile see: those of the last of them.
-int visible_keys(const QueryTile& tile, const BackwardBlock& block, int rows) {
-    const int64_t count = smaller<int64_t>(block.count, tile.keys - block.first);
-    return (int)larger<int64_t>(0, smaller<int64_t>(tile.diagonal + rows - block.first, count));
-}
 
 // to[key][query] = rows of the block's keys (or values) times columns of the tile, `longest` steps of the depth at a time.
 template <class Path>
@@ -114,17 +110,18 @@ float number_at(const float* floats, const float* pairs, ptrdiff_t ld, int k, in
     else return floats[k * ld + i];
 }
 
-// to[d] += sum over i in [from, end) of weight(i) * row i. One by one: for operands that are not finite, of which a masked
+// to[d * step] += sum over i in [from, end) of weight(i) * row i. One by one: for operands that are not finite, of which a masked
 // one must not be multiplied, not even by zero.
 template <class T, class Weight>
-void add_rows(float* to, const char* rows, ptrdiff_t stride, int from, int end, int head_dim, const Weight& weight) {
+void add_rows(
+    float* to, ptrdiff_t step, const char* rows, ptrdiff_t stride, int from, int end, int head_dim, const Weight& weight) {
     float total[256] = {};
     for (int i = from; i < end; ++i) {
         const float x = weight(i);
         const T* const row = (const T*)(rows + i * stride);
         for (int d = 0; d < head_dim; ++d) total[d] += x * widen(row[d]);
     }
-    for (int d = 0; d < head_dim; ++d) to[d] += total[d];
+    for (int d = 0; d < head_dim; ++d) to[d * step] += total[d];
 }
 
 // The three sums of a block on the diagonal where some operand is not finite: only what is visible.
@@ -141,17 +138,17 @@ void add_visible_products(
         const auto gradient = [&](int i) { return number_at<Path>(w.gradients, w.gradient_pairs, ld, k, i); };
         if (block.grad_value)
             add_rows<Element>(
-                block.grad_value + k * job.row, tile.grad_out, p.grad_out_stride[2], from, tile.rows, head_dim, weight);
+                block.grad_value + k * job.row, 1, tile.grad_out, p.grad_out_stride[2], from, tile.rows, head_dim, weight);
         if (block.grad_key)
             add_rows<Element>(
-                block.grad_key + k * job.row, tile.query, p.query_stride[2], from, tile.rows, head_dim, gradient);
+                block.grad_key + k * job.row, 1, tile.query, p.query_stride[2], from, tile.rows, head_dim, gradient);
     }
     if (!job.grad_query) return;
     for (int i = 0; i < tile.rows; ++i) {
         const auto gradient = [&](int k) { return number_at<Path>(w.gradients, w.gradient_pairs, ld, k, i); };
         add_rows<Element>(
-            tile.grad_query + i * job.row, block.raw_key, block.raw_key_row, 0, visible_keys(tile, block, i + 1), head_dim,
-            gradient);
+            tile.grad_query + i * (job.on_amx ? 1 : job.row), job.on_amx ? ld : 1, block.raw_key, block.raw_key_row, 0,
+            visible_keys(tile, block, i + 1), head_dim, gradient);
     }
 }
 
@@ -163,7 +160,8 @@ void weigh_tile(
     int columns, ptrdiff_t ld) {
     const int head_dim = (int)job.problem->head_dim;
     const int longest = block.count < FEW_KEYS ? MAX_DEPTH_FEW_KEYS : MAX_DEPTH;
-    for (int c = 0, from = 0; c < columns; ++c) {
+    if (job.on_amx) score_on_amx(job, w, tile, block, columns, ld);
+    for (int c = 0, from = 0; !job.on_amx && c < columns; ++c) {
         const int to = visible_keys(tile, block, smaller((c + 1) * W, tile.rows));
         if (to == from) continue;
         multiply_columns<Path>(
@@ -187,6 +185,7 @@ void weigh_tile(
         for (; c + 2 <= columns; c += 2) weigh_columns<Path, 2, false>(w, inputs, ld, block.count, c, 0);
         if (c < columns) weigh_columns<Path, 1, false>(w, inputs, ld, block.count, c, 0);
     }
+    if (job.on_amx) return clear_padding(job, w, tile, block, columns, ld);
     if constexpr (Path::PAIRS) {
         // An odd last row's pair is a lane of no row, where a key that is not finite leaves NaN.
         if (tile.rows % 2 == 1)
@@ -200,6 +199,7 @@ template <class Path>
 void add_products(
     const BackwardJob& job, const BackwardWorkspace& w, const QueryTile& tile, const BackwardBlock& block, int columns,
     ptrdiff_t ld) {
+    if (job.on_amx) return add_products_on_amx(job, w, tile, block, columns, ld);
     typedef typename Path::Product Product;
     constexpr int STEP = Path::STEP;
     const int lanes = job.row / W;
@@ -273,7 +273,7 @@ void start_tile(
     const int head_dim = (int)p.head_dim;
     tile.diagonal = job.causal ? tile.first_row + p.seqlen_k - p.seqlen_q : NO_DIAGONAL;
     tile.keys = larger<int64_t>(0, smaller<int64_t>(p.seqlen_k, tile.diagonal + tile.rows));
-    if (job.grad_query) memset(tile.grad_query, 0, sizeof(float) * tile.rows * job.row);
+    if (job.grad_query) memset(tile.grad_query, 0, sizeof(float) * ld * job.row);
     if (tile.keys == 0) return;
     const char* row[GRADIENT_TILE_QUERIES];
     for (int i = 0; i < tile.rows; ++i) row[i] = tile.query + i * p.query_stride[2];
@@ -287,6 +287,7 @@ void start_tile(
         tile.query_rows = Path::load_rows(tile.query, p.query_stride[2], tile.rows, head_dim, tile.query_copy);
     if (job.grad_value)
         tile.grad_rows = Path::load_rows(tile.grad_out, p.grad_out_stride[2], tile.rows, head_dim, tile.grad_copy);
+    if (job.on_amx) pad_rows(job, tile);
     prepare_rows<Element>(job, tile, out, lse, grad_lse, ld);
     tile.nonfinite = job.causal && (has_nonfinite<Element>(tile.query, p.query_stride[2], tile.rows, head_dim) ||
                                     has_nonfinite<Element>(tile.grad_out, p.grad_out_stride[2], tile.rows, head_dim));
@@ -298,6 +299,18 @@ void store_sums(const float* from, int row, char* to, ptrdiff_t stride, int rows
     for (int r = 0; r < rows; ++r, from += row, to += stride)
         for (int d = 0; d < head_dim; d += W)
             store_first((T*)to + d, mul(load(from + d), set1(scale)), head_dim - d < W ? head_dim - d : W);
+}
+
+// The same from the sums' transpose.
+template <class T>
+void store_columns(const float* from, ptrdiff_t ld, char* to, ptrdiff_t stride, int rows, int head_dim, float scale) {
+    float by[GRADIENT_TILE_QUERIES];
+    char* row[GRADIENT_TILE_QUERIES];
+    for (int i = 0; i < GRADIENT_TILE_QUERIES; ++i) {
+        by[i] = scale;
+        row[i] = to + i * stride;
+    }
+    store_outputs<T, false>(from, ld, by, row, rows, head_dim, up_to_multiple(rows, W) / W);
 }
 
 }  // namespace
