@@ -3,12 +3,16 @@
 //
 // Rows of weights are the first operand as they lie in memory. Tokens are the second, as columns: [depth / 2][tokens] pairs of
 // neighbouring numbers, in panels of up to PANEL_TOKENS, which a thread packs when it meets a group's first task.
+//
+// Weights of 8 or 4 bits are exact as bfloat16. A task's rows are widened once, as numbers without their scales, and a group's
+// products are multiplied by its scales in fp32, as quantized.h does.
 #pragma once
 
 #include "activation.h"
 #include "amx.h"
 #include "layout.h"
 #include "moe_job.h"
+#include "quantized.h"
 #include "scratch.h"
 
 #if HAS_AMX
@@ -37,9 +41,14 @@ constexpr int panel_columns(int64_t tokens) { return tokens > AMX_ROWS ? PANEL_T
 // What a thread has while it takes tasks.
 struct AmxWorker {
     AmxSession session;
-    float* tokens;        // the group's panels
-    int64_t packed = -1;  // which group: its first slot in sorted order
-    explicit AmxWorker(const Job& job) : tokens(job.scratch_floats ? reserve_scratch(job.scratch_floats) : nullptr) {}
+    float* tokens;          // the group's panels
+    BFloat16* numbers[2];   // a task's rows of quantised weights, of the depth that is larger
+    int64_t packed = -1;    // which group: its first slot in sorted order
+    explicit AmxWorker(const Job& job) : tokens(job.scratch_floats ? reserve_scratch(job.scratch_floats) : nullptr) {
+        const MoeProblem& p = *job.problem;
+        numbers[0] = (BFloat16*)(tokens + job.panel_floats);
+        numbers[1] = numbers[0] + TASK_ROWS * larger(p.hidden, p.intermediate);
+    }
     // Without memory a thread leaves the tasks to others. The caller of them all has it.
     bool can_work(const Job& job) const { return tokens || !job.scratch_floats; }
 };
@@ -49,7 +58,7 @@ bool takes_amx(const Job& job, const Part& part) { return job.columns && part.co
 // The panel that begins with this column of `between`.
 float* between_of(const Job& job, int64_t column) { return (float*)(job.between + column * job.between_row); }
 
-int64_t scratch_floats_of(const MoeProblem& p, int64_t slots) {
+int64_t panel_floats_of(const MoeProblem& p, int64_t slots) {
     const int64_t tokens = smaller<int64_t>(TASK_TOKENS, (slots + PANEL_TOKENS - 1) / PANEL_TOKENS * PANEL_TOKENS);
     return tokens * panel_pairs(p.hidden);
 }
@@ -78,10 +87,60 @@ struct BlockOfWeights {
     int rows;          // 16 or 32
     const char* next;  // null, or what to ask memory for meanwhile: as many rows from here on, as far apart
     bool in_one_run;   // whether rows lie one behind the other
+    const BFloat16* scales;  // null, or of the first row's groups
+    ptrdiff_t row_scales;    // from row to row of these
+    int group;               // numbers of the depth that share one
 };
+
+#if WEIGHT_BITS
+// Rows first, first + step, ... of the matrix as bfloat16.
+void widen_rows_of(const Matrix& matrix, int64_t first, int64_t step, int64_t rows, int depth, BFloat16* to) {
+    for (int64_t r = 0; r < rows; ++r) {
+        const char* const row = matrix.data + (first + r * step) * matrix.row_bytes;
+        for (int d = 0; d < depth; d += 2 * W, to += 2 * W) WeightsOf::store_bfloat16(row, d, to);
+    }
+}
+#endif
+
+// These rows for the first product with a task's tokens; memory is asked for row `next` and those after it meanwhile.
+BlockOfWeights block_of(
+    const Matrix& matrix, int64_t first, int64_t step, int64_t rows, int64_t next, [[maybe_unused]] int64_t depth,
+    [[maybe_unused]] BFloat16* numbers) {
+#if WEIGHT_BITS
+    widen_rows_of(matrix, first, step, rows, (int)depth, numbers);
+    return {
+        (const char*)numbers, depth * (ptrdiff_t)sizeof(BFloat16), (int)rows, nullptr, true,
+        (const BFloat16*)matrix.scales + first * matrix.groups, step * matrix.groups, (int)(depth / matrix.groups)};
+#else
+    const char* const after = MOE_AMX_FETCHES ? matrix.data + next * matrix.row_bytes : nullptr;
+    return {matrix.data + first * matrix.row_bytes, step * matrix.row_bytes, (int)rows, after, step == 1, nullptr, 0, 0};
+#endif
+}
+
+// multiply_panel of quantised weights, whose groups are multiples of 32.
+void multiply_groups(const BlockOfWeights& weights, const float* panel, int columns, int depth, float* out) {
+    constexpr int STEP = 2 * AMX_ROWS;
+    const bool second_rows = weights.rows > AMX_ROWS, second_columns = columns > AMX_ROWS;
+    alignas(64) float sums[TASK_ROWS * PANEL_TOKENS];
+    for (int begin = 0, g = 0; begin < depth; begin += weights.group, ++g) {
+        amx_publish(panel);
+        amx_clear_sums();
+        for (int d = begin; d < begin + weights.group; d += STEP)
+            amx_add_products(
+                weights.at + d * sizeof(BFloat16), weights.row, AMX_ROWS * weights.row, panel + d / 2 * columns,
+                columns * sizeof(float), second_rows, second_columns);
+        amx_store_sums(sums, PANEL_TOKENS, second_rows, second_columns);
+        for (int r = 0; r < weights.rows; ++r) {
+            const F scale = set1(widen(weights.scales[r * weights.row_scales + g]));
+            for (int c = r * PANEL_TOKENS; c < r * PANEL_TOKENS + columns; c += W)
+                store(out + c, begin == 0 ? mul(load(sums + c), scale) : madd(load(sums + c), scale, load(out + c)));
+        }
+    }
+}
 
 // out[row][token] = sum over the depth, a multiple of 16; PANEL_TOKENS floats from one row to the next.
 void multiply_panel(const BlockOfWeights& weights, const float* panel, int columns, int depth, float* out) {
+    if (weights.scales) return multiply_groups(weights, panel, columns, depth, out);
     constexpr int STEP = 2 * AMX_ROWS, BYTES = STEP * sizeof(BFloat16);
     const bool second_rows = weights.rows > AMX_ROWS, second_columns = columns > AMX_ROWS;
     const ptrdiff_t panel_row = columns * sizeof(float);
@@ -184,18 +243,16 @@ void project_up_on_amx(
     const MoeProblem& p = *job.problem;
     const bool gated = is_gated(p.activation);
     const int rows = (int)part.rows;
-    const int64_t row_bytes = job.w13.row_bytes;
-    const auto block = [&](int64_t row, int64_t then, bool first) {
-        const char* const after = MOE_AMX_FETCHES && first ? job.w13.data + then * row_bytes : nullptr;
-        return BlockOfWeights{job.w13.data + row * row_bytes, step * row_bytes, rows, after, step == 1};
-    };
+    BlockOfWeights of_gate = block_of(job.w13, gate, step, rows, gated ? up : next, p.hidden, worker.numbers[0]), of_up;
+    if (gated) of_up = block_of(job.w13, up, step, rows, next, p.hidden, worker.numbers[1]);
     pack_group(job, worker, part);
     for (int64_t first = 0; first < part.count; first += PANEL_TOKENS) {
         const int count = (int)smaller<int64_t>(PANEL_TOKENS, part.count - first), columns = panel_columns(count);
         alignas(64) float projected[2][TASK_ROWS * PANEL_TOKENS];
         const float* const panel = worker.tokens + first * panel_pairs(p.hidden);
-        multiply_panel(block(gate, gated ? up : next, first == 0), panel, columns, (int)p.hidden, projected[0]);
-        if (gated) multiply_panel(block(up, next, first == 0), panel, columns, (int)p.hidden, projected[1]);
+        multiply_panel(of_gate, panel, columns, (int)p.hidden, projected[0]);
+        if (gated) multiply_panel(of_up, panel, columns, (int)p.hidden, projected[1]);
+        of_gate.next = of_up.next = nullptr;
         add_row_bias(job.w13_bias, gate, step, rows, columns, projected[0]);
         if (gated) add_row_bias(job.w13_bias, up, step, rows, columns, projected[1]);
         if (job.z) keep_projected_columns(job, part, part.z_row + first, projected[0], projected[1], count);
@@ -208,17 +265,16 @@ void project_up_on_amx(
 }
 
 // Row `row` of w2 and those after it; then row `next`.
-void project_down_on_amx(const Job& job, const Part& part, int64_t row, int64_t next) {
+void project_down_on_amx(const Job& job, AmxWorker& worker, const Part& part, int64_t row, int64_t next) {
     const MoeProblem& p = *job.problem;
     const int rows = (int)part.rows;
-    const int64_t row_bytes = job.w2.row_bytes;
+    BlockOfWeights block = block_of(job.w2, row, 1, rows, next, p.intermediate, worker.numbers[0]);
     for (int64_t first = 0; first < part.count; first += PANEL_TOKENS) {
         const int count = (int)smaller<int64_t>(PANEL_TOKENS, part.count - first), columns = panel_columns(count);
         alignas(64) float projected[TASK_ROWS * PANEL_TOKENS];
-        const char* const after = MOE_AMX_FETCHES && first == 0 ? job.w2.data + next * row_bytes : nullptr;
-        const BlockOfWeights block = {job.w2.data + row * row_bytes, row_bytes, rows, after, true};
         const float* const panel = between_of(job, part.between + first);
         multiply_panel(block, panel, columns, (int)p.intermediate, projected);
+        block.next = nullptr;
         add_row_bias(job.w2_bias, row, 1, rows, columns, projected);
         const int32_t* const slot = job.slots + part.first + first;
         for (int c = 0; c < count; c += W)

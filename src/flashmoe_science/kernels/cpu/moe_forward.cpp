@@ -13,18 +13,24 @@
 
 #include <stdlib.h>
 
-#include "activation.h"
-#include "dot.h"
-#include "moe_amx.h"
-#include "moe_job.h"
-#include "parallel.h"
-#include "python_call.h"
 #include "quantized_integers.h"
 
 // Bits of a weight; 0: weights have the tokens' type.
 #ifndef WEIGHT_BITS
 #define WEIGHT_BITS 0
 #endif
+#if WEIGHT_BITS == 8
+typedef Int8Weights WeightsOf;
+#elif WEIGHT_BITS == 4
+typedef Int4Weights WeightsOf;
+#endif
+
+#include "activation.h"
+#include "dot.h"
+#include "moe_amx.h"
+#include "moe_job.h"
+#include "parallel.h"
+#include "python_call.h"
 
 namespace {
 
@@ -52,14 +58,6 @@ struct PlainRows {
             TASK_ROWS);
     }
 };
-
-#if HAS_AMX
-// Groups of a few tokens by dot products, others on the matrix unit.
-struct TiledRows : PlainRows<BFloat16Dot> {
-    typedef AmxWorker Worker;
-    static constexpr bool TILED = true;
-};
-#endif
 
 template <class T>
 WeightRows<T> rows_of(const Matrix& matrix, int64_t first, int64_t step, int64_t rows, int64_t next) {
@@ -110,6 +108,25 @@ struct IntegerRows {
             TASK_ROWS);
     }
 };
+#endif
+
+#if WEIGHT_BITS
+template <class T>
+using RowsOf = QuantizedRows<WeightsOf, T>;
+typedef RowsOf<BFloat16> BFloat16DotRows;
+#else
+template <class T>
+using RowsOf = PlainRows<WidenDot<T>>;
+typedef PlainRows<BFloat16Dot> BFloat16DotRows;
+#endif
+#if HAS_AMX
+// Groups of a few tokens by dot products, others on the matrix unit.
+struct BFloat16Rows : BFloat16DotRows {
+    typedef AmxWorker Worker;
+    static constexpr bool TILED = true;
+};
+#else
+typedef BFloat16DotRows BFloat16Rows;
 #endif
 
 // Rows of the first product to z, their columns in the order of w13's rows.
@@ -186,7 +203,7 @@ void project_up(Job& job, typename Rows::Worker& worker, int64_t task, int64_t n
 }
 
 template <class Rows>
-void project_down(Job& job, typename Rows::Worker&, int64_t task, int64_t next_task) {
+void project_down(Job& job, [[maybe_unused]] typename Rows::Worker& worker, int64_t task, int64_t next_task) {
     typedef typename Rows::Element Element;
     const MoeProblem& p = *job.problem;
     const Part part = part_of(job, task, p.hidden);
@@ -196,7 +213,7 @@ void project_down(Job& job, typename Rows::Worker&, int64_t task, int64_t next_t
     const int64_t row = part.expert * p.hidden + part.row, next = next_part.expert * p.hidden + next_part.row;
 #if HAS_AMX
     if constexpr (Rows::TILED)
-        if (takes_amx(job, part)) return project_down_on_amx(job, part, row, next);
+        if (takes_amx(job, part)) return project_down_on_amx(job, worker, part, row, next);
 #endif
     for (int64_t first = 0; first < part.count; first += TILE_TOKENS) {
         const int count = (int)smaller<int64_t>(TILE_TOKENS, part.count - first);
@@ -277,24 +294,6 @@ void run_chunk(Job& job, int threads) {
     run<NoWorker, combine<Rows>>(job, (job.chunk_tokens + COMBINE_TOKENS - 1) / COMBINE_TOKENS, threads);
 }
 
-#if WEIGHT_BITS == 8
-template <class T>
-using RowsOf = QuantizedRows<Int8Weights, T>;
-#elif WEIGHT_BITS == 4
-template <class T>
-using RowsOf = QuantizedRows<Int4Weights, T>;
-#else
-template <class T>
-using RowsOf = PlainRows<WidenDot<T>>;
-#endif
-#if WEIGHT_BITS == 0 && HAS_AMX
-typedef TiledRows BFloat16Rows;
-#elif WEIGHT_BITS == 0
-typedef PlainRows<BFloat16Dot> BFloat16Rows;
-#else
-typedef RowsOf<BFloat16> BFloat16Rows;
-#endif
-
 // Of a 16-bit type.
 template <class Rows>
 void run_short_chunk(Job& job, int threads) {
@@ -320,7 +319,7 @@ bool are_prepared(const MoeProblem& p) {
 // Whether groups may go to the matrix unit.
 bool have_columns(const MoeProblem& p, int64_t slots) {
 #if HAS_AMX
-    return BFloat16Rows::TILED && p.element_type == BFLOAT16 && slots >= MOE_AMX_LEAST_TOKENS;
+    return p.element_type == BFLOAT16 && slots >= MOE_AMX_LEAST_TOKENS && !are_prepared(p);
 #else
     return false;
 #endif
@@ -335,7 +334,9 @@ int64_t arrange_between(Job& job, int64_t slots, int64_t size) {
     if (!job.columns) return slots * job.between_row;
 #if HAS_AMX
     job.between_row = panel_pairs(p.intermediate) * sizeof(float);
-    job.scratch_floats = scratch_floats_of(p, slots);
+    job.panel_floats = panel_floats_of(p, slots);
+    // Of quantised weights the rows of a task, of w13's both halves.
+    job.scratch_floats = job.panel_floats + (WEIGHT_BITS ? TASK_ROWS * larger(p.hidden, p.intermediate) : 0);
     if (!reserve_scratch(job.scratch_floats)) return -1;
 #endif
     return columns_of(slots, smaller(slots, p.experts)) * job.between_row;

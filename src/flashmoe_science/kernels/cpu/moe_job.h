@@ -63,6 +63,7 @@ struct Job {
     int64_t between_row;     // bytes from one row to the next
     bool columns;            // groups in `between` begin with whole registers, for moe_amx.h
     int64_t scratch_floats;  // of each thread, for moe_amx.h
+    int64_t panel_floats;    // of these, for its tokens
     char* prepared_tokens;   // null, or rows of the chunk's tokens as IntegerRows reads them
     char* prepared_between;  // the same of `between`
     char* down;              // [slot][hidden]

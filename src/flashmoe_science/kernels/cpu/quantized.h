@@ -102,9 +102,24 @@ INLINE void load_even_odd(const T* p, F& even, F& odd) {
 }
 #endif
 
+#ifdef __AVX512BF16__
+// Numbers of 4 bits as bf16 by the low four bits of words. A permutation looks at five: the table stands there twice.
+INLINE __m512i bfloat16_of_int4(__m512i x) {
+    return _mm512_permutexvar_epi16(x, _mm512_broadcast_i64x4(_mm256_setr_epi16(
+        (short)0xc100, (short)0xc0e0, (short)0xc0c0, (short)0xc0a0, (short)0xc080, (short)0xc040, (short)0xc000,
+        (short)0xbf80, 0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0)));
+}
+#endif
+
 struct Int8Weights {
     static constexpr int BITS = 8;
     static constexpr int STEP = 2 * W;
+#ifdef __AVX512BF16__
+    // 2 * W numbers in their order, which bfloat16 has all of.
+    INLINE void store_bfloat16(const char* row, int depth, BFloat16* to) {
+        _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(widen_int8(row + depth + W), widen_int8(row + depth)));
+    }
+#endif
     INLINE F accumulate(F sum, F a, F b) { return madd(a, b, sum); }
     INLINE void load_pair(const char* row, int depth, F& first, F& second) {
         first = widen_int8(row + depth);
@@ -124,6 +139,12 @@ struct Int4Weights {
     INLINE void load_pair(const char* row, int depth, F& first, F& second) { widen_int4(row + (depth >> 1), first, second); }
     template <class T>
     INLINE void load_token(const T* token, F& first, F& second) { load_even_odd(token, first, second); }
+#ifdef __AVX512BF16__
+    INLINE void store_bfloat16(const char* row, int depth, BFloat16* to) {
+        const __m512i x = load_bytes(row + (depth >> 1));
+        _mm512_storeu_si512(to, bfloat16_of_int4(_mm512_or_si512(x, _mm512_slli_epi32(x, 12))));
+    }
+#endif
 };
 
 #ifdef __AVX512BF16__
@@ -132,14 +153,10 @@ struct Int4Pairs {
     static constexpr int BITS = 4;
     static constexpr int STEP = 4 * W;
     INLINE F accumulate(F sum, F a, F b) { return dot_pairs(sum, a, b); }
-    // A permutation of words looks at five bits: the table stands there twice.
     INLINE void load_pair(const char* row, int depth, F& even, F& odd) {
-        const __m512i numbers = _mm512_broadcast_i64x4(_mm256_setr_epi16(
-            (short)0xc100, (short)0xc0e0, (short)0xc0c0, (short)0xc0a0, (short)0xc080, (short)0xc040, (short)0xc000,
-            (short)0xbf80, 0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0));
         const __m512i x = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)(row + (depth >> 1))));
-        even = _mm512_castsi512_ps(_mm512_permutexvar_epi16(x, numbers));
-        odd = _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_srli_epi16(x, 4), numbers));
+        even = _mm512_castsi512_ps(bfloat16_of_int4(x));
+        odd = _mm512_castsi512_ps(bfloat16_of_int4(_mm512_srli_epi16(x, 4)));
     }
     INLINE void load_token(const BFloat16* token, F& even, F& odd) {
         const __m512i low = _mm512_loadu_si512(token), high = _mm512_loadu_si512(token + 2 * W);
