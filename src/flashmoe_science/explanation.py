@@ -168,7 +168,7 @@ def _on_cpu(operation: str, tensor: torch.Tensor, arguments: dict[str, Any]) -> 
     if chosen is not available[0]:
         reason = f"as {host.INSTRUCTION_SET_VARIABLE} asks"
     if chosen is host.InstructionSet.AMX:
-        multiplies = tensor.dtype == torch.bfloat16 and arguments.get("w13_scales") is None
+        multiplies = tensor.dtype == torch.bfloat16
         unit = "with its matrix unit unless rows are few" if multiplies else "without its matrix unit"
         reason = f"{reason}, {unit}"
     if arguments.get("w13_scales") is not None:

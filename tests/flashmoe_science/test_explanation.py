@@ -117,7 +117,7 @@ def test_the_matrix_unit_is_named_where_it_is_taken(
         assert "with its matrix unit" in explained(torch.bfloat16).reason
         assert "without its matrix unit" in explained(torch.float16).reason
         return
-    assert explained(torch.bfloat16).configuration == "avx512_bf16"
+    assert explained(torch.bfloat16).configuration == "avx512"
     assert "matrix unit" not in explained(torch.bfloat16).reason
     assert "the operating system's leave" in dict(explained(torch.bfloat16).others)["amx"]
 
