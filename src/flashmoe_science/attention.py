@@ -128,6 +128,7 @@ def flash_attention(
             return _dispatched(query, key, value, check_causal(causal), softmax_scale, return_lse)
         # The backends check shapes and types once for each combination.
         if backend is not None:
+            more = {"repeatable": True} if backend is cpu else {}
             try:
                 if (
                     (query.requires_grad or key.requires_grad or value.requires_grad)
@@ -135,10 +136,15 @@ def flash_attention(
                     and backend.backward is not None
                 ):
                     output, lse = differentiable_attention(
-                        backend, query, key, value, causal=check_causal(causal), softmax_scale=softmax_scale
+                        backend,
+                        query,
+                        key,
+                        value,
+                        causal=check_causal(causal),
+                        softmax_scale=softmax_scale,
+                        **more,
                     )
                     return (output, lse) if return_lse else output
-                more = {"repeatable": True} if backend is cpu else {}
                 output, lse = backend.forward(
                     query,
                     key,

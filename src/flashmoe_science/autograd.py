@@ -21,13 +21,21 @@ def differentiable_attention(
     *,
     causal: bool,
     softmax_scale: float | None,
+    **of_forward: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The backend's output and log-sum-exp, both differentiable once by query, key and value.
 
     Kept for the backward pass: query, key, value, output and log-sum-exp.
+
+    Args:
+        of_forward: what else the backend's forward pass takes.
     """
-    output, lse = _Attention.apply(query, key, value, backend, causal, softmax_scale)  # type: ignore[no-untyped-call]
+    options = backend, causal, softmax_scale, of_forward
+    output, lse = _Attention.apply(query, key, value, options)  # type: ignore[no-untyped-call]
     return output, lse
+
+
+_Options = tuple[Backend, bool, float | None, dict[str, bool]]
 
 
 class _Attention(torch.autograd.Function):
@@ -37,14 +45,13 @@ class _Attention(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        backend: Backend,
-        causal: bool,
-        softmax_scale: float | None,
+        options: _Options,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        backend, causal, softmax_scale, of_forward = options
         output, lse = backend.forward(
-            query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=True
+            query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=True, **of_forward
         )
-        ctx.options = backend, causal, softmax_scale
+        ctx.options = options
         ctx.save_for_backward(query, key, value, output, lse)
         # Else each call whose log-sum-exp is not used would fill a tensor with zeros.
         ctx.set_materialize_grads(False)
@@ -55,12 +62,12 @@ class _Attention(torch.autograd.Function):
         ctx: Any, grad_output: torch.Tensor | None, grad_lse: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         if grad_output is None and grad_lse is None:
-            return None, None, None, None, None, None
+            return None, None, None, None
         query, key, value, output, lse = ctx.saved_tensors
         if grad_output is None:
             grad_output = output.new_zeros(()).expand(output.shape)
         arguments = (grad_output, query, key, value, output, lse, grad_lse)
-        backend, causal, softmax_scale = ctx.options
+        backend, causal, softmax_scale, _ = ctx.options
         needs = Needs(*ctx.needs_input_grad[:3])
         if is_dynamo_compiling():  # compiled autograd, of a call that was eager
             gradients = BACKWARD(*arguments, causal, softmax_scale, tuple(needs))
@@ -73,7 +80,7 @@ class _Attention(torch.autograd.Function):
                 if not any(tensor is not None and is_batched(tensor) for tensor in (grad_output, grad_lse)):
                     raise
                 gradients = BACKWARD(*arguments, causal, softmax_scale, tuple(needs))  # one after the other
-        return *gradients, None, None, None
+        return *gradients, None
 
 
 class _Gradients(torch.autograd.Function):

@@ -154,6 +154,11 @@ def forward(
     Returns:
         The output and, with `return_lse`, the log-sum-exp, else None.
     """
+    if repeatable and not torch.is_grad_enabled():
+        # What autograd records is known again here: the public function does not ask for it.
+        results = repeated(query, key, value, causal, softmax_scale, return_lse)
+        if results is not None:
+            return results if return_lse else (results, None)
     if causal is not True and causal is not False:
         causal = check_causal(causal)
     try:

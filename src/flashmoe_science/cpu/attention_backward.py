@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from flashmoe_science.alike import Matches, matcher, never, no_call
 from flashmoe_science.arguments import reject_without_memory
 from flashmoe_science.configs.ablation import Ablation
-from flashmoe_science.cpu.library import CPU, ELEMENT_TYPES, byte_strides, load_function
+from flashmoe_science.cpu.library import ELEMENT_TYPES, allocate, byte_strides, load_function
 from flashmoe_science.gradients import Gradients, Needs, with_contiguous_rows
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
@@ -32,6 +34,8 @@ FIELDS: tuple[tuple[str, Any], ...] = (
 """What the descriptions of both passes begin with."""
 OPTIONS = (("causal", ctypes.c_int64), ("softmax_scale", ctypes.c_double))
 """What they end with."""
+_Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Sizes, strides and dtype."""
 
 
 class _Problem(ctypes.Structure):
@@ -55,10 +59,27 @@ class _Plan:
     address: int
     """Of `problem`."""
     problem: _Problem
-    contiguous: tuple[bool, bool, bool]
-    """Which gradients must be contiguous because ones with the strides of their tensors cannot be had."""
+    layouts: tuple[_Layout, _Layout, _Layout]
+    """Of the gradients."""
 
 
+class _Repeat(NamedTuple):
+    """A call that was made, and what the next one is compared with."""
+
+    options: tuple[object, ...]
+    """causal, softmax_scale, needs and instruction_set."""
+    number: int
+    """Of tensors: there may be a gradient of the log-sum-exp."""
+    matches: Matches
+    call: Callable[..., Gradients]
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.last = _Repeat((), 0, never, no_call)
+
+
+_thread = _OfThread()
 _plans: dict[tuple[object, ...], _Plan] = {}
 
 
@@ -85,6 +106,13 @@ def backward(
         InputError: a tensor has no memory.
         DeviceError, BuildError: see `flashmoe_science.jit.host.build`.
     """
+    tensors: tuple[torch.Tensor, ...] = (grad_output, query, key, value, output, lse)
+    if grad_lse is not None:
+        tensors = (*tensors, grad_lse)
+    options = causal, softmax_scale, needs, instruction_set
+    last = _thread.last
+    if len(tensors) == last.number and options == last.options and last.matches(*tensors):
+        return last.call(*tensors)
     if query.numel() == 0 or key.numel() == 0:
         zero_query, zero_key, zero_value = (
             torch.zeros_like(tensor) if needed else None
@@ -128,34 +156,55 @@ def backward(
         load = _load(instruction_set or host.choose_instruction_set(), Ablation.NONE)
         plan = _plan(query, key, value, output, grad_output, grad_lse, causal, softmax_scale, load)
         keep(_plans, signature, plan, _MAX_PLANS)
-    grad_query = _gradient(query, plan.contiguous[0]) if needs.query else None
-    grad_key = _gradient(key, plan.contiguous[1]) if needs.key else None
-    grad_value = _gradient(value, plan.contiguous[2]) if needs.value else None
-    lse = lse.contiguous()  # hooks may have restored it with other strides, too
-    if plan.launch(
-        plan.address,
-        query.data_ptr(),
-        key.data_ptr(),
-        value.data_ptr(),
-        output.data_ptr(),
-        lse.data_ptr(),
-        grad_output.data_ptr(),
-        0 if grad_lse is None else grad_lse.data_ptr(),
-        0 if grad_query is None else grad_query.data_ptr(),
-        0 if grad_key is None else grad_key.data_ptr(),
-        0 if grad_value is None else grad_value.data_ptr(),
-        torch.get_num_threads(),
-    ):
-        reject_without_memory(
-            query=query, key=key, value=value, output=output, lse=lse, grad_output=grad_output
-        )
-    return grad_query, grad_key, grad_value
+    call = _caller(plan, needs)
+    tensors = (grad_output, query, key, value, output, lse.contiguous(), *tensors[6:])
+    _thread.last = _Repeat(options, len(tensors), matcher(*tensors, under_no_grad=True), call)
+    return call(*tensors)
 
 
-def _gradient(tensor: torch.Tensor, contiguous: bool) -> torch.Tensor:
-    return (
-        torch.empty(tensor.shape, dtype=tensor.dtype, device=CPU) if contiguous else torch.empty_like(tensor)
-    )
+def _caller(plan: _Plan, needs: Needs) -> Callable[..., Gradients]:
+    """Calls by a plan, without what finds it."""
+    launch, address, num_threads = plan.launch, plan.address, torch.get_num_threads
+    layouts = [layout if needed else None for layout, needed in zip(plan.layouts, needs, strict=True)]
+
+    def call(
+        grad_output: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        lse: torch.Tensor,
+        grad_lse: torch.Tensor | None = None,
+    ) -> Gradients:
+        of_query, of_key, of_value = [None if layout is None else allocate(*layout) for layout in layouts]
+        if launch(
+            address,
+            query.data_ptr(),
+            key.data_ptr(),
+            value.data_ptr(),
+            output.data_ptr(),
+            lse.data_ptr(),
+            grad_output.data_ptr(),
+            0 if grad_lse is None else grad_lse.data_ptr(),
+            0 if of_query is None else of_query.data_ptr(),
+            0 if of_key is None else of_key.data_ptr(),
+            0 if of_value is None else of_value.data_ptr(),
+            num_threads(),
+        ):
+            reject_without_memory(
+                query=query, key=key, value=value, output=output, lse=lse, grad_output=grad_output
+            )
+        return of_query, of_key, of_value
+
+    return call
+
+
+def _layout(tensor: torch.Tensor) -> _Layout:
+    """Of a gradient: like the tensor, and contiguous where one with its strides cannot be had."""
+    like = torch.empty_like(tensor, device="meta")
+    if like.stride(3) != 1:
+        like = torch.empty(tensor.shape, device="meta")
+    return tuple(like.shape), like.stride(), tensor.dtype
 
 
 def fields(
@@ -185,22 +234,20 @@ def _plan(
     softmax_scale: float | None,
     launch: Callable[..., int],
 ) -> _Plan:
-    contiguous = tuple(torch.empty_like(tensor).stride(3) != 1 for tensor in (query, key, value))
-    gradients = [
-        _gradient(tensor, split) for tensor, split in zip((query, key, value), contiguous, strict=True)
-    ]
+    layouts = _layout(query), _layout(key), _layout(value)
+    size = query.element_size()
     problem = _Problem(
         *fields(query, key, value, output),
         byte_strides(grad_output),
         _NO_STRIDES if grad_lse is None else byte_strides(grad_lse),
-        *map(byte_strides, gradients),
+        *(tuple(stride * size for stride in strides[:3]) for _, strides, _ in layouts),
         *options(query, causal, softmax_scale),
     )
     return _Plan(
         launch=launch,
         address=ctypes.addressof(problem),
         problem=problem,
-        contiguous=(contiguous[0], contiguous[1], contiguous[2]),
+        layouts=layouts,
     )
 
 

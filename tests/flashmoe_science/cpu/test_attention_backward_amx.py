@@ -37,6 +37,7 @@ def unit(request: pytest.FixtureRequest) -> Iterator[str]:
     load = library.load_function
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention_backward, "_plans", {})
+        patch.setattr(attention_backward, "_thread", attention_backward._OfThread())
         patch.setattr(attention_backward, "_load", lambda *_: load(*KERNEL, instruction_set, macros))
         yield request.param
 
@@ -153,6 +154,7 @@ def test_the_matrix_unit_is_what_computes(monkeypatch: pytest.MonkeyPatch) -> No
     on_the_unit = gradients_of(case)
     load = library.load_function
     monkeypatch.setattr(attention_backward, "_plans", {})
+    monkeypatch.setattr(attention_backward, "_thread", attention_backward._OfThread())
     monkeypatch.setattr(attention_backward, "_load", lambda *_: load(*KERNEL, InstructionSet.AVX512_BF16))
     by_dot_products = gradients_of(case)
     assert not any(torch.equal(*pair) for pair in zip(on_the_unit, by_dot_products, strict=True))
