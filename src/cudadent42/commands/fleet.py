@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,48 +28,79 @@ fleet_app = App(
 )
 
 
-_ENGINES = ("local", "slurm", "ray", "ssh")
+@dataclass(frozen=True)
+class _Fleet:
+    """A fleet as it is asked for."""
+
+    text: str
+    """All of ``--fleet``."""
+    rest: str
+    """What of it follows the kind and a colon."""
+    device: str
+    ignore_preflight: bool
+    races: bool
 
 
-def engines(
-    fleet: str, device: str, *, ignore_preflight: bool, races: bool = False
-) -> Callable[[Path], Engine]:
+_Engines = Callable[[Path], "Engine"]
+
+
+def _local(fleet: _Fleet) -> _Engines:
+    from cudadent42.fleet.local import LocalEngine, slots
+
+    count = _count(fleet.text, fleet.rest) if fleet.rest else None
+    where = slots(fleet.device, count, f"--fleet {fleet.text}")
+    return lambda root: LocalEngine(root, where, ignore_preflight=fleet.ignore_preflight, races=fleet.races)
+
+
+def _slurm(fleet: _Fleet) -> _Engines:
+    from cudadent42.fleet.slurm import Partition, SlurmEngine
+
+    name, _, count = fleet.rest.partition(":")
+    if not name:
+        raise UsageError(f"--fleet {fleet.text!r}: expected the name of a partition, as in slurm:gpu:16")
+    partition = Partition(name, _count(fleet.text, count) if count else 1, gpus=fleet.device != "cpu")
+    return lambda root: SlurmEngine(root, partition, ignore_preflight=fleet.ignore_preflight)
+
+
+def _ray(fleet: _Fleet) -> _Engines:
+    from cudadent42.fleet.ray import RayEngine, imported
+
+    imported()  # before anything is looked at or begun
+    return lambda root: RayEngine(
+        root, address=fleet.rest, gpus=fleet.device != "cpu", ignore_preflight=fleet.ignore_preflight
+    )
+
+
+def _ssh(fleet: _Fleet) -> _Engines:
+    from cudadent42.remote.flows.line import Device
+    from cudadent42.remote.flows.workers import SshEngine
+
+    names = [name for name in fleet.rest.split(",") if name]
+    if not names or len(set(names)) < len(names):
+        raise UsageError(
+            f"--fleet {fleet.text!r}: expected names of `remote add`, each once, as in ssh:gpu1,gpu2"
+        )
+    wanted = Device("cpu" if fleet.device == "cpu" else "cuda", fleet.ignore_preflight)
+    return lambda root: SshEngine(root, names, wanted)
+
+
+_ENGINES: dict[str, Callable[[_Fleet], _Engines]] = {
+    "local": _local,
+    "slurm": _slurm,
+    "ray": _ray,
+    "ssh": _ssh,
+}
+
+
+def engines(fleet: str, device: str, *, ignore_preflight: bool, races: bool = False) -> _Engines:
     """What starts the workers that ``--fleet`` names, given the folder of the work. Raises UsageError.
 
     ``races``: whether what they are to do begins with races, for which they can get ready at once.
     """
     kind, _, rest = fleet.partition(":")
-    if kind == "local":
-        from cudadent42.fleet.local import LocalEngine, slots
-
-        where = slots(device, _count(fleet, rest) if rest else None, f"--fleet {fleet}")
-        return lambda root: LocalEngine(root, where, ignore_preflight=ignore_preflight, races=races)
-    if kind == "slurm":
-        from cudadent42.fleet.slurm import Partition, SlurmEngine
-
-        name, _, count = rest.partition(":")
-        if not name:
-            raise UsageError(f"--fleet {fleet!r}: expected the name of a partition, as in slurm:gpu:16")
-        partition = Partition(name, _count(fleet, count) if count else 1, gpus=device != "cpu")
-        return lambda root: SlurmEngine(root, partition, ignore_preflight=ignore_preflight)
-    if kind == "ray":
-        from cudadent42.fleet.ray import RayEngine, imported
-
-        imported()  # before anything is looked at or begun
-        gpus = device != "cpu"
-        return lambda root: RayEngine(root, address=rest, gpus=gpus, ignore_preflight=ignore_preflight)
-    if kind == "ssh":
-        from cudadent42.remote.flows.line import Device
-        from cudadent42.remote.flows.workers import SshEngine
-
-        names = [name for name in rest.split(",") if name]
-        if not names or len(set(names)) < len(names):
-            raise UsageError(
-                f"--fleet {fleet!r}: expected names of `remote add`, each once, as in ssh:gpu1,gpu2"
-            )
-        wanted = Device("cpu" if device == "cpu" else "cuda", ignore_preflight)
-        return lambda root: SshEngine(root, names, wanted)
-    raise _no_engine(fleet)
+    if kind not in _ENGINES:
+        raise _no_engine(fleet)
+    return _ENGINES[kind](_Fleet(fleet, rest, device, ignore_preflight, races))
 
 
 def _no_engine(fleet: str) -> UsageError:
