@@ -65,7 +65,7 @@ def unit(name: str) -> Callable[[float], str]:
     return lambda value: f"{0.0 if abs(value) < 1e-9 else value:.3g} {name}".strip()
 
 
-def mean(limit: float) -> Bound:
+def mean(limit: float | None = None) -> Bound:
     return Bound("geometric mean", limit, ratio, at_least=True)
 
 

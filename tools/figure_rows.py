@@ -144,6 +144,18 @@ TABLES: dict[str, tuple[Row, ...]] = {
             mean_and_least(24),
         ),
         Row(
+            "the same on two cores of a Xeon with AMX",
+            "cpu-amx-backward",
+            (mean(1.5), least(1.0)),
+            mean_and_least(24),
+        ),
+        Row(
+            "prompts on two cores of a Xeon with AMX, the 6 batches of `benchmarks/suites/prompts-cpu.toml` in bf16",
+            "cpu-amx-prompts",
+            (mean(), least()),
+            mean_and_least(6),
+        ),
+        Row(
             "error against float64 over PyTorch's own, the suite's shapes in fp16, bf16 and fp32",
             "cpu-figures",
             (Bound("worst element", 2.0, ratio), Bound("RMS", 1.15, ratio)),

@@ -25,8 +25,7 @@ namespace {
 template <class Path>
 void prepare(const Job& job, const Workspace& w, KeyBlock& block) {
     const int head_dim = (int)job.problem->head_dim;
-    // Few rows are summed in shorter runs.
-    block.on_amx = takes_amx<Path>(head_dim | block.count) && job.problem->seqlen_q > FEW_ROWS;
+    block.on_amx = takes_amx<Path>(head_dim | block.count);
     if (block.on_amx)
         prepare_on_amx(w, block, head_dim);
     else

@@ -87,8 +87,8 @@ void run_part(
     const int64_t kv_head = task.head / (p.heads / p.kv_heads);
     // In short runs where rounding shows, as attention_forward does; and in runs that do not depend on lengths where bits may not.
     const bool exact = sequence.rows <= FEW_ROWS || sequence.keys < FEW_KEYS || p.split_keys > 0;
-    // By the sequence, so that bits do not depend on where a tile's keys begin. With split_keys rows do not count either.
-    const bool on_amx = takes_amx<Path>(p.head_dim | p.value_dim) && (p.split_keys > 0 || sequence.rows > FEW_ROWS);
+    // All blocks, so that bits do not depend on where a tile's keys begin.
+    const bool on_amx = takes_amx<Path>(p.head_dim | p.value_dim);
     // Pairs of keys are multiplied at once, always the same two; so are 32 on the matrix unit.
     const int step = on_amx ? AMX_STEP : Path::PAIRS ? 2 : 1;
     for (int64_t first = keys.first / step * step; first < keys.last;) {
