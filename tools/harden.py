@@ -65,24 +65,25 @@ class Kernel:
     """What the code takes besides the instruction set: not built where there is nothing."""
 
 
+def _by_loops(source: str, program: str, *macros: str) -> Kernel:
+    """The code for the matrix unit: the sanitizers do not see what its own instructions read and write."""
+    return Kernel(source, program, ("-DEMULATE_AMX=1", *macros), host.InstructionSet.AVX512_BF16)
+
+
 KERNELS = {
     "attention_forward": Kernel("attention_forward.cpp", "random_attention_calls.py"),
-    # The sanitizers do not see what the matrix unit's own instructions read and write.
-    "attention_forward matrix unit": Kernel(
-        "attention_forward.cpp",
-        "random_attention_calls.py",
-        ("-DEMULATE_AMX=1",),
-        host.InstructionSet.AVX512_BF16,
-    ),
+    "attention_forward matrix unit": _by_loops("attention_forward.cpp", "random_attention_calls.py"),
     "attention_backward": Kernel("attention_backward.cpp", "random_backward_calls.py"),
+    "attention_backward matrix unit": _by_loops("attention_backward.cpp", "random_backward_calls.py"),
     "attention_varlen": Kernel("attention_varlen.cpp", "random_varlen_calls.py"),
+    "attention_varlen matrix unit": _by_loops("attention_varlen.cpp", "random_varlen_calls.py"),
     "paged_append": Kernel("paged_append.cpp", "random_append_calls.py"),
     "moe_forward": Kernel("moe_forward.cpp", "random_moe_calls.py"),
-    "moe_forward matrix unit": Kernel(
-        "moe_forward.cpp", "random_moe_calls.py", ("-DEMULATE_AMX=1",), host.InstructionSet.AVX512_BF16
-    ),
+    "moe_forward matrix unit": _by_loops("moe_forward.cpp", "random_moe_calls.py"),
     "moe_forward int8": Kernel("moe_forward.cpp", "random_moe_calls.py", ("-DWEIGHT_BITS=8",)),
+    "moe_forward int8 matrix unit": _by_loops("moe_forward.cpp", "random_moe_calls.py", "-DWEIGHT_BITS=8"),
     "moe_forward int4": Kernel("moe_forward.cpp", "random_moe_calls.py", ("-DWEIGHT_BITS=4",)),
+    "moe_forward int4 matrix unit": _by_loops("moe_forward.cpp", "random_moe_calls.py", "-DWEIGHT_BITS=4"),
     "moe_forward int4 byte products": Kernel(
         "moe_forward.cpp",
         "random_moe_calls.py",
@@ -90,12 +91,7 @@ KERNELS = {
         further_features=host.integer_dot_products,
     ),
     "moe_backward": Kernel("moe_backward.cpp", "random_moe_backward_calls.py"),
-    "moe_backward matrix unit": Kernel(
-        "moe_backward.cpp",
-        "random_moe_backward_calls.py",
-        ("-DEMULATE_AMX=1",),
-        host.InstructionSet.AVX512_BF16,
-    ),
+    "moe_backward matrix unit": _by_loops("moe_backward.cpp", "random_moe_backward_calls.py"),
     "topk_routing": Kernel("topk_routing.cpp", "random_topk_routing_calls.py"),
     "topk_routing_backward": Kernel("topk_routing_backward.cpp", "random_topk_routing_backward_calls.py"),
 }

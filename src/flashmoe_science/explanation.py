@@ -169,7 +169,7 @@ def _on_cpu(operation: str, tensor: torch.Tensor, arguments: dict[str, Any]) -> 
         reason = f"as {host.INSTRUCTION_SET_VARIABLE} asks"
     if chosen is host.InstructionSet.AMX:
         multiplies = tensor.dtype == torch.bfloat16
-        unit = "with its matrix unit unless rows are few" if multiplies else "without its matrix unit"
+        unit = "with its matrix unit where there are rows enough" if multiplies else "without its matrix unit"
         reason = f"{reason}, {unit}"
     if arguments.get("w13_scales") is not None:
         further = further_features(chosen, BITS[arguments["w13"].dtype])

@@ -10,6 +10,7 @@ import itertools
 import math
 import random
 
+from random_attention_calls import BF16
 from sanitized import Memory, main
 
 SUCCESS, FAULTS = 0, (3, 4, 5, 6)
@@ -84,6 +85,9 @@ def call(library: ctypes.CDLL, generator: random.Random) -> None:
     kv_heads = generator.choice((1, 1, 2, 3))
     heads = kv_heads * generator.choice((1, 1, 2, 4))
     head_dim, value_dim = (8 * generator.choice((*range(1, 33), 8, 16, most // 8)) for most in (576, 512))
+    if generator.random() < 0.4:  # what a matrix unit takes
+        element_type, size = BF16, 2
+        head_dim, value_dim = 32 * generator.randint(1, 8), 32 * generator.randint(1, 8)
     page_size = generator.choice(PAGE_SIZES)
     batch = generator.choice((0, 1, 1, 2, 5, 9))
     queries = [generator.choice((0, 1, 1, 2, generator.randint(1, 90))) for _ in range(batch)]

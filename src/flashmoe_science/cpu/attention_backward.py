@@ -164,7 +164,7 @@ def backward(
 
 def _caller(plan: _Plan, needs: Needs) -> Callable[..., Gradients]:
     """Calls by a plan, without what finds it."""
-    launch, address, num_threads = plan.launch, plan.address, torch.get_num_threads
+    launch, num_threads = plan.launch, torch.get_num_threads
     layouts = [layout if needed else None for layout, needed in zip(plan.layouts, needs, strict=True)]
 
     def call(
@@ -178,7 +178,7 @@ def _caller(plan: _Plan, needs: Needs) -> Callable[..., Gradients]:
     ) -> Gradients:
         of_query, of_key, of_value = [None if layout is None else allocate(*layout) for layout in layouts]
         if launch(
-            address,
+            plan.address,  # of the plan: the call keeps what it reads
             query.data_ptr(),
             key.data_ptr(),
             value.data_ptr(),

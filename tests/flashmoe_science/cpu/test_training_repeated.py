@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -106,6 +108,19 @@ def test_a_tensor_without_memory_is_refused_by_a_step_that_is_recognised() -> No
     grad.untyped_storage().resize_(0)
     with pytest.raises(InputError, match="grad_output has no memory"):
         output.backward(grad)
+
+
+def test_a_thread_s_last_step_keeps_what_its_kernel_reads() -> None:
+    """Plans are forgotten where there are too many of them, by any thread."""
+    tensors = inputs()
+    expected = step(tensors)
+    (plan,) = attention_backward._plans.values()
+    problem = weakref.ref(plan.problem)
+    del plan
+    attention_backward._plans.clear()
+    gc.collect()
+    assert problem() is not None
+    assert all(torch.equal(*pair) for pair in zip(step(tensors), expected, strict=True))
 
 
 def test_inference_beside_training_keeps_both_right(looked_up: list[str]) -> None:

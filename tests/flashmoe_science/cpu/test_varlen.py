@@ -219,6 +219,21 @@ def test_hidden_keys_have_no_effect_whatever_they_hold(dtype: torch.dtype, queri
 
 
 @each_dtype
+@pytest.mark.parametrize("queries", [1, 3, 90])
+def test_packed_keys_before_a_window_have_no_effect_whatever_they_hold(
+    dtype: torch.dtype, queries: int
+) -> None:
+    shape = Shape((20, queries), (30, 395), head_dim=64, dtype=dtype)
+    call = packed(shape)
+    expected, expected_lse = attend(call, shape, window=(50, 0))
+    for name in ("key", "value"):
+        call[name][30 : 30 + 395 - queries - 50] = NAN
+    out, lse = attend(call, shape, window=(50, 0))
+    assert torch.equal(out, expected)
+    assert torch.equal(lse, expected_lse)
+
+
+@each_dtype
 def test_nan_reaches_the_rows_that_see_it(dtype: torch.dtype) -> None:
     shape = Shape((6, 80), (90, 80), dtype=dtype)
     call = packed(shape)

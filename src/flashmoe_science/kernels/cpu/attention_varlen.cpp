@@ -34,8 +34,8 @@ void gather(
             memcpy(to, base + row_of(p, sequence, stride, key), row_bytes);
 }
 
-// Keys [first, last) of a sequence for one key/value head, as they lie in memory; `value_row` is what raw_value has. Pages are
-// read within `visible` alone, and nothing is read behind it.
+// Keys [first, last) of a sequence for one key/value head, as they lie in memory; `value_row` is what raw_value has. Nothing
+// is read outside of `visible`.
 template <class T>
 KeyBlock locate(
     const VarlenJob& job, const VarlenWorkspace& w, const Sequence& sequence, int64_t kv_head, int64_t first, int64_t last,
@@ -46,8 +46,8 @@ KeyBlock locate(
     KeyBlock block;
     block.first = first;
     block.count = (int)(last - first);
-    if (last <= visible.last &&
-        (!sequence.pages || (first >= visible.first && first / p.page_size == (last - 1) / p.page_size))) {
+    if (first >= visible.first && last <= visible.last &&
+        (!sequence.pages || first / p.page_size == (last - 1) / p.page_size)) {
         block.key = key + row_of(p, sequence, p.key_stride, first);
         block.value = value + row_of(p, sequence, p.value_stride, first);
         block.key_row = p.key_stride[1];
@@ -85,7 +85,8 @@ void run_part(
     const VarlenJob& job, const VarlenWorkspace& w, const Task& task, const Sequence& sequence, int tiles, Span keys, int ld) {
     const VarlenProblem& p = *job.problem;
     const int64_t kv_head = task.head / (p.heads / p.kv_heads);
-    // In short runs where rounding shows, as attention_forward does; and in runs that do not depend on lengths where bits may not.
+    // Dot products are summed in short runs where rounding shows, as attention_forward does; and in runs that do not depend on
+    // lengths where bits may not.
     const bool exact = sequence.rows <= FEW_ROWS || sequence.keys < FEW_KEYS || p.split_keys > 0;
     // All blocks, so that bits do not depend on where a tile's keys begin.
     const bool on_amx = takes_amx<Path>(p.head_dim | p.value_dim);
@@ -93,7 +94,7 @@ void run_part(
     const int step = on_amx ? AMX_STEP : Path::PAIRS ? 2 : 1;
     for (int64_t first = keys.first / step * step; first < keys.last;) {
         const int64_t last = smaller((first / BLOCK_KEYS + 1) * BLOCK_KEYS, keys.last);
-        const int64_t end = on_amx ? up_to_multiple(last, AMX_STEP) : last;
+        const int64_t end = on_amx ? (last + AMX_STEP - 1) / AMX_STEP * AMX_STEP : last;
         KeyBlock block = locate<typename Path::Element>(job, w, sequence, kv_head, first, end, keys);
         block.on_amx = on_amx;
         const ptrdiff_t raw_row = block.value_row;

@@ -100,7 +100,7 @@ void add_products_on_amx(
 
 #else
 
-void prepare_on_amx(const BackwardJob&, const BackwardWorkspace&, BackwardBlock&) {}
+[[maybe_unused]] void prepare_on_amx(const BackwardJob&, const BackwardWorkspace&, BackwardBlock&) {}
 void pad_rows(const BackwardJob&, const QueryTile&) {}
 void score_on_amx(const BackwardJob&, const BackwardWorkspace&, const QueryTile&, const BackwardBlock&, int, ptrdiff_t) {}
 void clear_padding(const BackwardJob&, const BackwardWorkspace&, const QueryTile&, const BackwardBlock&, int, ptrdiff_t) {}

@@ -45,9 +45,9 @@ struct AmxWorker {
     BFloat16* numbers[2];   // a task's rows of quantised weights, of the depth that is larger
     int64_t packed = -1;    // which group: its first slot in sorted order
     explicit AmxWorker(const Job& job) : tokens(job.scratch_floats ? reserve_scratch(job.scratch_floats) : nullptr) {
-        const MoeProblem& p = *job.problem;
+        if (!tokens) return;
         numbers[0] = (BFloat16*)(tokens + job.panel_floats);
-        numbers[1] = numbers[0] + TASK_ROWS * larger(p.hidden, p.intermediate);
+        numbers[1] = numbers[0] + TASK_ROWS * larger(job.problem->hidden, job.problem->intermediate);
     }
     // Without memory a thread leaves the tasks to others. The caller of them all has it.
     bool can_work(const Job& job) const { return tokens || !job.scratch_floats; }
@@ -104,8 +104,8 @@ void widen_rows_of(const Matrix& matrix, int64_t first, int64_t step, int64_t ro
 
 // These rows for the first product with a task's tokens; memory is asked for row `next` and those after it meanwhile.
 BlockOfWeights block_of(
-    const Matrix& matrix, int64_t first, int64_t step, int64_t rows, int64_t next, [[maybe_unused]] int64_t depth,
-    [[maybe_unused]] BFloat16* numbers) {
+    const Matrix& matrix, int64_t first, int64_t step, int64_t rows, [[maybe_unused]] int64_t next,
+    [[maybe_unused]] int64_t depth, [[maybe_unused]] BFloat16* numbers) {
 #if WEIGHT_BITS
     widen_rows_of(matrix, first, step, rows, (int)depth, numbers);
     return {

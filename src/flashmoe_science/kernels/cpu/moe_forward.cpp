@@ -309,6 +309,10 @@ void run_short_chunk(Job& job, int threads) {
 // Whether tokens are prepared for products in integers.
 bool are_prepared(const MoeProblem& p) {
 #if HAS_INTEGER_ROWS && WEIGHT_BITS == 4
+#if HAS_AMX
+    // Where experts have more tokens on average the matrix unit is faster.
+    if (p.element_type == BFLOAT16 && p.tokens * p.top_k > MOE_AMX_LEAST_TOKENS * p.experts) return false;
+#endif
     return p.element_type != FLOAT32 && p.tokens <= MOST_PREPARED_TOKENS && is_integer_group(p.w13_group) &&
            is_integer_group(p.w2_group);
 #else
