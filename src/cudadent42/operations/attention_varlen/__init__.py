@@ -97,7 +97,7 @@ def _shape(case: VarlenCase) -> str:
     keys = f"{case.shortest}–{case.longest}" if case.shortest != case.longest else f"{case.longest}"
     phrase = f"{case.batch} × {case.num_heads}/{case.num_kv_heads} × {case.queries or 'all'}/{keys} × {case.head_dim}"
     if case.chunks:
-        phrase += f", {case.chunks} chunks of {case.chunk}"
+        phrase += f", {case.chunks} chunk{'' if case.chunks == 1 else 's'} of {case.chunk}"
     if case.page_size:
         phrase += f", pages of {case.page_size}"
     if case.window >= 0:
