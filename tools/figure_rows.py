@@ -137,6 +137,15 @@ TABLES: dict[str, tuple[Row, ...]] = {
             )
             for way, name in DECODE_WAYS.items()
         ),
+        *(
+            Row(
+                f"the same on two cores of a Xeon with AMX, {name}",
+                "cpu-amx-decode-2",
+                tuple(Bound(dtype, 0.8, share, at_least=True) for dtype in ("fp16", "bf16", "fp32")),
+                fields(*(decode_share("*", dtype, way) for dtype in ("fp16", "bf16", "fp32"))),
+            )
+            for way, name in DECODE_WAYS.items()
+        ),
         Row(
             "gradients on two cores of a Zen 3, the 24 cells of the suite `backward-cpu` (fp32 and bf16)",
             "cpu-zen3-backward",

@@ -168,7 +168,8 @@ def _on_cpu(operation: str, tensor: torch.Tensor, arguments: dict[str, Any]) -> 
     if chosen is not available[0]:
         reason = f"as {host.INSTRUCTION_SET_VARIABLE} asks"
     if chosen is host.InstructionSet.AMX:
-        multiplies = tensor.dtype == torch.bfloat16
+        whole = operation != "flash_attention" or tensor.shape[-1] % 32 == 0  # AMX_STEP of amx.h
+        multiplies = tensor.dtype == torch.bfloat16 and whole
         unit = "with its matrix unit where there are rows enough" if multiplies else "without its matrix unit"
         reason = f"{reason}, {unit}"
     if arguments.get("w13_scales") is not None:

@@ -116,6 +116,9 @@ def test_the_matrix_unit_is_named_where_it_is_taken(
         assert explained(torch.bfloat16).configuration == "amx"
         assert "with its matrix unit" in explained(torch.bfloat16).reason
         assert "without its matrix unit" in explained(torch.float16).reason
+        if given is attention:  # its dimensions go there in steps of 32
+            odd = tuple(tensor[..., :40] for tensor in attention(4, 4, torch.bfloat16, "cpu"))
+            assert "without its matrix unit" in explain(flash_attention, *odd).reason
         return
     assert explained(torch.bfloat16).configuration == "avx512"
     assert "matrix unit" not in explained(torch.bfloat16).reason

@@ -201,9 +201,9 @@ def _caller(plan: _Plan, needs: Needs) -> Callable[..., Gradients]:
 
 def _layout(tensor: torch.Tensor) -> _Layout:
     """Of a gradient: like the tensor, and contiguous where one with its strides cannot be had."""
-    like = torch.empty_like(tensor, device="meta")
+    like = torch.empty_like(tensor, dtype=tensor.dtype, device="meta")
     if like.stride(3) != 1:
-        like = torch.empty(tensor.shape, device="meta")
+        like = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     return tuple(like.shape), like.stride(), tensor.dtype
 
 

@@ -141,8 +141,10 @@ def test_nothing_outside_the_tensors_is_read(
             causal=causal,
         )
         expected = backward(case, output, lse)
-        found = backward(guarded, GuardedMemory(output, at_end).tensor, GuardedMemory(lse, at_end).tensor)
-        for gradient, its in zip(found, expected, strict=True):
+        recomputed = backward(
+            guarded, GuardedMemory(output, at_end).tensor, GuardedMemory(lse, at_end).tensor
+        )
+        for gradient, its in zip(recomputed, expected, strict=True):
             assert gradient is not None
             assert its is not None
             assert torch.equal(gradient, its)
