@@ -243,6 +243,14 @@ def torch_gradients(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return grad_query, grad_key, grad_value
 
 
+def assert_rms_as_of_torch(case: Case, gradients: Gradients, exact: Exact) -> None:
+    """The RMS of the errors is at most 1.15 times that of PyTorch's gradients."""
+    for ours, theirs, expected in zip(gradients, torch_gradients(case), exact.gradients, strict=True):
+        assert ours is not None
+        error, their_error = ((each.double() - expected).square().mean().sqrt() for each in (ours, theirs))
+        assert error <= 1.15 * their_error
+
+
 def assert_as_exact_as_torch(case: Case, gradients: Gradients, exact: Exact) -> None:
     """Error against float64 at most twice PyTorch's own: the worst element, and the RMS of the worst row."""
     for name, gradient, theirs, expected in zip(
