@@ -128,7 +128,6 @@ def flash_attention(
             return _dispatched(query, key, value, check_causal(causal), softmax_scale, return_lse)
         # The backends check shapes and types once for each combination.
         if backend is not None:
-            more = {"repeatable": True} if backend is cpu else {}
             try:
                 if (
                     (query.requires_grad or key.requires_grad or value.requires_grad)
@@ -142,9 +141,10 @@ def flash_attention(
                         value,
                         causal=check_causal(causal),
                         softmax_scale=softmax_scale,
-                        **more,
+                        **({"recorded": True} if backend is cpu else {}),
                     )
                     return (output, lse) if return_lse else output
+                more = {"repeatable": True} if backend is cpu else {}
                 output, lse = backend.forward(
                     query,
                     key,

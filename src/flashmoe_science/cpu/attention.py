@@ -141,6 +141,7 @@ def forward(
     return_lse: bool,
     instruction_set: InstructionSet | None = None,
     repeatable: bool = False,
+    recorded: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`flashmoe_science.flash_attention` for CPU tensors; arguments, results and errors as there. Autograd does not see
     it.
@@ -150,12 +151,12 @@ def forward(
         instruction_set: whose code; the CPU's best unless given.
         repeatable: `repeated` makes the next calls like this one, which are as plain as these tensors are: nobody
             watches, and autocast has cast them.
+        recorded: as repeatable, of a call that autograd records, for which nobody has asked `repeated` yet.
 
     Returns:
         The output and, with `return_lse`, the log-sum-exp, else None.
     """
-    if repeatable and not torch.is_grad_enabled():
-        # What autograd records is known again here: the public function does not ask for it.
+    if recorded:
         results = repeated(query, key, value, causal, softmax_scale, return_lse)
         if results is not None:
             return results if return_lse else (results, None)
@@ -197,7 +198,7 @@ def forward(
         torch.get_num_threads(),
     ):
         reject_without_memory(query=query, key=key, value=value, output=out)
-    if repeatable:
+    if repeatable or recorded:
         _remember(plan, query, key, value, causal, softmax_scale, return_lse)
     return out, lse
 
