@@ -14,6 +14,7 @@ _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _NON_PORTABLE_CLUSTER = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 _PORTABLE_CLUSTER = 8
 _SHARED_WITHOUT_OPT_IN = 48 * 1024
+_LAST_SPECIAL_STREAM = 2  # CU_STREAM_PER_THREAD; before it 0 and CU_STREAM_LEGACY
 _lock = threading.Lock()
 _libraries: dict[str, ctypes.c_void_p] = {}
 _functions: dict[tuple[str, int], ctypes.c_void_p] = {}
@@ -95,6 +96,17 @@ def load(kernel: CudaKernel, device: int, capturing: bool, *, allow_defects: boo
                 _refused[text] = str(defect), defect.log
                 raise
     return function
+
+
+def has_default_priority(stream: int) -> bool:
+    """Whether a stream, a raw handle, has the priority that streams have unless they ask for another."""
+    if stream <= _LAST_SPECIAL_STREAM:
+        return True
+    priority = ctypes.c_int()
+    cuda = library()
+    status = cuda.cuStreamGetPriority(ctypes.c_void_p(stream), ctypes.byref(priority))
+    check(cuda, status, "cuStreamGetPriority")
+    return priority.value == 0
 
 
 def needs_opt_in(dynamic_bytes: int, static_bytes: int) -> bool:

@@ -6,8 +6,11 @@ make the gradient of the query, `attention_backward_convert.cu`.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ from flashmoe_science.cuda.attention.gradients import wgmma
 from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem, GradientKind
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.driver import has_default_priority
 from flashmoe_science.cuda.launch import Launch, Launcher, LaunchPlan, loaded
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.cuda.workspace import place
@@ -74,13 +78,15 @@ def prepare_kernel(tile: HopperBackward, dtype: torch.dtype) -> CudaKernel:
     return wgmma.prepare_kernel(dtype, lanes=tile.lanes, block_m=tile.block_m, pieces=configs.PIECES)
 
 
-def main_kernel(tile: HopperBackward, dtype: torch.dtype) -> CudaKernel:
+def main_kernel(tile: HopperBackward, dtype: torch.dtype, *, draws_first: bool = False) -> CudaKernel:
+    """`draws_first`: a block's first tile is drawn as well, so that blocks need not be on the GPU together."""
     macros = {
         "HEAD_DIM": tile.head_dim,
         "BLOCK_M": tile.block_m,
         "CAUSAL": int(tile.causal),
         "CONVERTS": int(tile.converts),
         "STAGGERED": int(tile.staggered),
+        "DRAWS_FIRST": int(draws_first),
     }
     return wgmma.kernel("attention_backward_hopper", dtype, macros, tile.threads, tile.shared_bytes)
 
@@ -136,14 +142,17 @@ def plan(
         allow_defects=allow_defects,
     )
 
-    main = loaded(
-        main_kernel(tile, problem.dtype),
-        device,
-        (min(kv_heads * n_blocks, device.multiprocessors), 1, 1),
-        -(-(_MAIN_AT + _MAIN.size + _MAIN_REST.size) // 64) * 64,
-        dependent=True,
-        allow_defects=allow_defects,
-    )
+    def load_main(*, draws_first: bool = False) -> Launcher:
+        return loaded(
+            main_kernel(tile, problem.dtype, draws_first=draws_first),
+            device,
+            (min(kv_heads * n_blocks, device.multiprocessors), 1, 1),
+            -(-(_MAIN_AT + _MAIN.size + _MAIN_REST.size) // 64) * 64,
+            dependent=True,
+            allow_defects=allow_defects,
+        )
+
+    main = load_main()
     rows = problem.num_heads // problem.num_kv_heads * problem.seqlen_q
     _MAIN_REST.pack_into(
         main.buffer,
@@ -200,13 +209,15 @@ def plan(
     *parts, workspace = place(
         statistics, statistics, (pieces + 1) * _FLOAT_BYTES, pieces * tile.piece_floats * _FLOAT_BYTES
     )
-    launch = _launch(prepare, main, convert, maps, parts, pieces * _FLOAT_BYTES, converted)
+    drawing = None if tile.staggered else functools.cache(functools.partial(load_main, draws_first=True))
+    launch = _launch(prepare, main, drawing, convert, maps, parts, pieces * _FLOAT_BYTES, converted)
     return LaunchPlan(launch, workspace)
 
 
 def _launch(
     prepare: Launcher,
     main: Launcher,
+    drawing: Callable[[], Launcher] | None,
     convert: Launcher | None,
     maps: wgmma.Maps,
     parts: list[int],
@@ -215,6 +226,9 @@ def _launch(
 ) -> Launch:
     """
     Args:
+        drawing: loads the main kernel whose blocks draw their first tile as well, for streams of another priority than
+            the default: such grids take multiprocessors from each other. None for staggered tiles: only those of one
+            head wait for each other, so the blocks that are there end.
         maps: of query, key, value and grad_output; re-addressed when their tensor moved.
         parts: where lse_log2, delta, turns and sums begin in the workspace, in bytes.
         ticket_at: where the ticket is behind the first of the turns, in bytes.
@@ -249,7 +263,12 @@ def _launch(
         )
         if converted is not None and converted.address != grad_query:
             converted.move(grad_query)
-        start_main(stream)
+        if drawing is None or has_default_priority(stream):
+            start_main(stream)
+        else:
+            other = drawing()
+            ctypes.memmove(other.buffer, main_buffer, len(main_buffer))
+            other.start(stream)
         if convert is not None:
             pack_convert(convert.buffer, 0, sums, workspace, grad_query)
             convert.start(stream)

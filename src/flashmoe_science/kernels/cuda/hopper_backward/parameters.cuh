@@ -6,8 +6,9 @@
 
 namespace backward {
 
-// Macros from the configuration (configs/): HEAD_DIM, BLOCK_M, CAUSAL, CONVERTS, STAGGERED.
+// Macros from the configuration (configs/): HEAD_DIM, BLOCK_M, CAUSAL, CONVERTS, STAGGERED. Of the launch: DRAWS_FIRST.
 static_assert(!(STAGGERED && (CAUSAL || CONVERTS)), "tiles are of one length");
+static_assert(!(STAGGERED && DRAWS_FIRST), "staggered tiles are dealt out");
 constexpr int WARPGROUP = 128;
 constexpr int ROWS = 64;       // of the keys, per consumer warpgroup: wgmma's M
 constexpr int CONSUMERS = 2;

@@ -22,7 +22,8 @@ __device__ __forceinline__ void load_rows(const ptx::TensorMap& map, uint32 dest
 __device__ __forceinline__ void produce(const Parameters& p, const Shared& shared) {
     Ring ring;
     Ring slot;
-    int index = blockIdx.x;
+    if (DRAWS_FIRST) wait_for_predecessor();  // it zeroes the ticket
+    int index = DRAWS_FIRST ? atomicAdd(p.ticket, 1) : static_cast<int>(blockIdx.x);
     while (true) {
         const Tile tile = tile_of(p, index);
         publish_tile(shared, slot, tile);
@@ -58,7 +59,8 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
             ring.advance();
         }
         // Staggered tiles also wait for later ones of their head. Those must not be drawn ahead by who waits for them.
-        index = STAGGERED ? index + static_cast<int>(gridDim.x) : static_cast<int>(gridDim.x) + atomicAdd(p.ticket, 1);
+        const int given = DRAWS_FIRST ? 0 : static_cast<int>(gridDim.x);
+        index = STAGGERED ? index + given : given + atomicAdd(p.ticket, 1);
     }
 }
 

@@ -31,6 +31,10 @@ _PARAMETERS = {
 }
 
 
+OF_PRIORITY = 9
+"""A stream."""
+
+
 class RowsLauncher:
     """In the place of `cuda.launch.Launcher`, for grids of two dimensions."""
 
@@ -43,9 +47,12 @@ class RowsLauncher:
         self._library = compile_emulation(kernel, _PARAMETERS[kernel.function])
 
     def start(self, stream: int) -> None:
-        """All blocks of a kernel of one dimension side by side: they may wait for each other."""
+        """All blocks of a kernel of one dimension side by side, as they may wait for each other; on `OF_PRIORITY` one
+        after another, as where another grid has all other multiprocessors.
+        """
         width, rows, _ = self._grid
-        self._library.run_together(self.buffer, width, rows, width if rows == 1 else 1)
+        together = width if rows == 1 and stream != OF_PRIORITY else 1
+        self._library.run_together(self.buffer, width, rows, together)
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +61,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "Launcher", RowsLauncher)
     monkeypatch.setattr(wgmma, "TensorMap", EmulatedMap)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(hopper, "has_default_priority", lambda stream: stream != OF_PRIORITY)
 
 
 @NEEDS_COMPILER
@@ -84,6 +92,32 @@ def test_gradients(
 
     ``blocks``: of the main kernel, which run side by side.
     """
+    check_gradients(tile, head_dim, heads, lengths, blocks, stream=0)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    ("tile", "head_dim", "heads", "lengths"),
+    [
+        (HopperBackward(64, False), 64, (2, 1), (130, 300)),
+        (HopperBackward(128, True, converts=True), 128, (2, 2), (130, 300)),
+        (HopperBackward(128, False, wide=True), 128, (2, 1), (200, 300)),
+    ],
+)
+def test_a_block_that_is_alone_on_the_gpu_waits_for_no_other(
+    tile: HopperBackward, head_dim: int, heads: tuple[int, int], lengths: tuple[int, int]
+) -> None:
+    check_gradients(tile, head_dim, heads, lengths, 3, stream=OF_PRIORITY)
+
+
+def check_gradients(
+    tile: HopperBackward,
+    head_dim: int,
+    heads: tuple[int, int],
+    lengths: tuple[int, int],
+    blocks: int,
+    stream: int,
+) -> None:
     (of_query, of_key), (seqlen_q, seqlen_k), causal = heads, lengths, tile.causal
     torch.manual_seed(0)
     query, grad_output = (torch.randn(1, of_query, seqlen_q, head_dim).bfloat16() for _ in range(2))
@@ -103,7 +137,7 @@ def test_gradients(
     workspace = torch.full((planned.workspace_bytes + 256,), 0xFF, dtype=torch.uint8)
     gradients = tuple(torch.full_like(tensor, torch.nan) for tensor in (query, key, value))
     given = (query, key, value, case.output, grad_output, case.lse, case.grad_lse, *gradients)
-    planned.launch(*(tensor.data_ptr() for tensor in given), -(-workspace.data_ptr() // 256) * 256, 0)
+    planned.launch(*(tensor.data_ptr() for tensor in given), -(-workspace.data_ptr() // 256) * 256, stream)
     assert_gradients(case, gradients)
 
 
