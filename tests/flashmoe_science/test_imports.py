@@ -28,6 +28,7 @@ LAYERS = {
     "quantized": "errors arguments moe_arguments",
     "varlen.problem": "",
     "varlen.dequantized": "varlen.problem",
+    "varlen.sequences": "varlen.problem",
     "varlen.options": "errors arguments",
     "varlen.arguments": "errors arguments varlen.problem varlen.options",
     "varlen.transform": "errors",
@@ -37,7 +38,8 @@ LAYERS = {
     "cuda": "errors alike jit configs tuned plans arguments",
     "cuda.attention": "errors jit configs arguments gradients cuda",
     "cuda.moe": "errors jit configs arguments moe_arguments moe_gradients moe_composition routing_options cuda",
-    "cuda.varlen": "errors jit configs varlen.problem varlen.dequantized varlen.append_arguments cuda cuda.attention",
+    "cuda.varlen": "errors jit configs varlen.problem varlen.dequantized varlen.sequences varlen.append_arguments cuda "
+    "cuda.attention",
     "cuda.rotation": "errors jit cuda",
     "cuda.key_lists": "jit cuda",
     "operators.sharding": "",

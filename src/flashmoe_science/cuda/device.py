@@ -59,7 +59,7 @@ GPUS = {
     "L40S": Device(0, "sm_89", 142, 96 * _MIB, name="NVIDIA L40S"),
     "RTX 4090": Device(0, "sm_89", 128, 72 * _MIB, name="NVIDIA GeForce RTX 4090"),
     "H100": Device(0, "sm_90", 132, 50 * _MIB, name="NVIDIA H100 80GB HBM3"),
-    "H200": Device(0, "sm_90", 132, 50 * _MIB, name="NVIDIA H200"),
+    "H200": Device(0, "sm_90", 132, 60 * _MIB, name="NVIDIA H200"),  # of L2 as its driver says; published: 50
     "B200": Device(0, "sm_100", 148, 126 * _MIB, name="NVIDIA B200"),
 }
 """GPUs by name, with NVIDIA's published figures of their largest form: to ask about one that is not there."""

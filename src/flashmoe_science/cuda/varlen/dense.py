@@ -1,4 +1,8 @@
-"""Dense tensors through the kernel of `attention_varlen`: `flash_attention` with a window, a cap or sinks."""
+"""Dense tensors through the kernels of `attention_varlen`: `flash_attention` with a window, a cap or sinks.
+
+Where their strides allow it they are seen as sequences, for the decode kernel and Hopper's. The portable kernel takes
+them as they are.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,13 @@ from flashmoe_science.cuda.launch import Launcher, LaunchPlan
 from flashmoe_science.cuda.repeat import Call, Layout, cuda_allocator, layout_of, prepare
 from flashmoe_science.cuda.varlen import portable
 from flashmoe_science.cuda.varlen.arguments import PER_CALL, ByteStrides, PlanArguments
+from flashmoe_science.cuda.varlen.lengths import length_table
+from flashmoe_science.cuda.varlen.prepare import first_of
+from flashmoe_science.cuda.varlen.select import VarlenKernel, bucket, candidates
 from flashmoe_science.errors import InputError, NoKernelError
+from flashmoe_science.varlen.problem import Problem, Run
+from flashmoe_science.varlen.problem import Tensors as VarlenTensors
+from flashmoe_science.varlen.sequences import Sequences, as_sequences
 
 _ADDRESSES = struct.Struct("11Q")
 _ALIGNMENTS = {"query": 16, "key": 16, "value": 16, "sinks": 4}
@@ -61,6 +71,19 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
     )
     plan = LaunchPlan(_nothing)
     if query.numel() > 0:
+        seen = as_sequences(query, key, value, output) if key.numel() > 0 else None
+        if seen is not None:
+            problem = seen.problem(
+                query.dtype,
+                window=window,
+                softcap=softcap,
+                softmax_scale=softmax_scale,
+                sinks=len(tensors) > 3,
+                return_lse=return_lse,
+            )
+            run = _run(problem, device, seqlen_q)
+            if run is not None:
+                return _call(run, seen, layout_of(output), index, return_lse)
         plan = _plan(query, key, value, output, device, window, softcap, softmax_scale, len(tensors) > 3)
     names = list(_ALIGNMENTS)[: len(tensors)]
     inputs = {name: _ALIGNMENTS[name] for name in names}
@@ -68,6 +91,57 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
 
 
 _calls = Calls(_checked_before, _make_call, options=4)
+
+
+def _run(problem: Problem, device: Device, seqlen_q: int) -> Run | None:
+    """What makes the call where another kernel than the portable one takes it."""
+    most_queries = bucket(seqlen_q)
+    try:
+        kinds = candidates(problem, device, most_queries)
+    except NoKernelError:
+        return None  # the dense launch says what is wrong
+    return None if kinds[0] is VarlenKernel.PORTABLE else first_of(kinds, problem, device, most_queries)
+
+
+def _call(run: Run, seen: Sequences, layout: Layout, device: int, return_lse: bool) -> Call:
+    allocate = cuda_allocator()
+    lengths, of_device = seen.lengths, length_table(device)
+    query_starts = of_device.get(lengths.cu_seqlens_q)
+    key_starts, pages, used_keys = (
+        None if numbers is None else of_device.get(numbers)
+        for numbers in (lengths.cu_seqlens_k, lengths.pages, lengths.seqused_k)
+    )
+    table = None if pages is None else pages[:, None]
+    sizes, heads_of = seen.sizes, seen.heads_of
+    of_query, of_key, of_value, of_output = seen.query, seen.key, seen.value, seen.output
+    tokens, heads, _ = of_query.sizes
+
+    def call(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> tuple[Any, ...]:
+        if sinks is not None and heads_of > 1:
+            sinks = sinks.repeat(heads_of)
+        output = allocate(*layout)
+        lse = allocate((tokens, heads), (heads, 1), torch.float32) if return_lse else None
+        run(
+            VarlenTensors(
+                query.as_strided(*of_query),
+                key.as_strided(*of_key),
+                value.as_strided(*of_value),
+                output.as_strided(*of_output),
+                lse,
+                query_starts,
+                key_starts,
+                table,
+                used_keys,
+                sinks,
+                None,
+            ),
+            sizes,
+        )
+        return output, None if lse is None else seen.dense_lse(lse)
+
+    return call
 
 
 def tile_of(both: Tiles, rows: int, slices: int, device: Device) -> VarlenConfiguration:

@@ -12,6 +12,8 @@ from emulated_varlen import attend_dense
 
 from flashmoe_science.configs.attention.varlen import Features, tiles
 from flashmoe_science.cuda.varlen.dense import tile_of
+from flashmoe_science.cuda.varlen.select import VarlenKernel, bucket, select
+from flashmoe_science.varlen.sequences import as_sequences
 from problems import H200
 
 SINKS = torch.tensor([0.0, 2.0, -math.inf, 5.0])
@@ -36,3 +38,25 @@ def test_few_rows_take_the_short_tile() -> None:
     both = tiles("sm_90", 128, 128, Features(packed_heads=True))
     assert tile_of(both, 4 * 4096, 8, H200) == both.tall
     assert tile_of(both, 4 * 128, 8, H200) == both.short
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(
+    ("lengths", "kernel"), [((150, 333), VarlenKernel.HOPPER), ((1, 333), VarlenKernel.DECODE)]
+)
+@pytest.mark.parametrize("rows_first", [True, False])
+def test_an_h200_takes_its_own_kernels(
+    rows_first: bool, lengths: tuple[int, int], kernel: VarlenKernel, head_dim: int
+) -> None:
+    if kernel is VarlenKernel.DECODE and head_dim == 256:
+        pytest.skip("heads are too wide for decode's tiles of four")
+    query, key, value = (
+        tensor.transpose(1, 2).contiguous().transpose(1, 2) if rows_first else tensor.contiguous()
+        for tensor in dense(2, (4, 2), lengths, head_dim, torch.bfloat16)
+    )
+    seen = as_sequences(query, key, value, torch.empty_like(query))
+    assert seen is not None
+    problem = seen.problem(
+        torch.bfloat16, window=(100, 0), softcap=20.0, softmax_scale=0.1, sinks=True, return_lse=True
+    )
+    assert select(problem, H200, bucket(lengths[0])) is kernel

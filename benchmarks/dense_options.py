@@ -1,0 +1,180 @@
+"""`flash_attention` with a window, a cap or sinks on one GPU: as sequences, as the portable kernel, and flex_attention.
+
+    python benchmarks/dense_options.py --output FOLDER
+
+GPU time by replaying graphs of many calls, in interleaved blocks of random order. Results are compared with the
+portable kernel's before they are timed. flex_attention is compiled for the very case, and takes no sinks; its mask of
+blocks is made before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from provenance import provenance
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from cudadent42.decisions.schedule import block_orders
+from cudadent42.decisions.statistics import estimate_ratio
+from cudadent42.timing.cuda_timers import CudaGraphTimer
+from flashmoe_science.cuda.varlen import OVERRIDE_VARIABLE
+from flashmoe_science.cuda.varlen.dense import forward
+
+Call = Callable[[], torch.Tensor]
+SEQUENCES, PORTABLE, FLEX = "sequences", "portable", "flex_attention"
+MOST_APART = 0.01
+"""Norm of the difference of two results over that of one."""
+INPUT_SETS, MIN_BLOCKS, MAX_BLOCKS = 3, 15, 400
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    batch: int
+    heads: int
+    kv_heads: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    window: int = -1
+    """Keys before a row's own that it sees; all calls are causal."""
+    softcap: float = 0.0
+    sinks: bool = False
+
+
+CASES = (
+    Case("gpt-oss-window", 1, 64, 8, 8192, 8192, 64, window=127, sinks=True),
+    Case("gpt-oss-full", 1, 64, 8, 8192, 8192, 64, sinks=True),
+    Case("mistral-window", 1, 32, 8, 16384, 16384, 128, window=4095),
+    Case("batch-window", 4, 32, 8, 2048, 2048, 128, window=1023),
+    Case("gemma-2-cap", 1, 16, 8, 8192, 8192, 256, softcap=50.0),
+    Case("gemma-2-window", 1, 16, 8, 8192, 8192, 256, window=4095, softcap=50.0),
+    Case("short-cap", 8, 16, 16, 512, 512, 64, softcap=30.0),
+    Case("decode-window", 8, 64, 8, 1, 8192, 64, window=127, sinks=True),
+    Case("decode-sinks", 8, 64, 8, 1, 8192, 64, sinks=True),
+    Case("decode-cap", 8, 16, 8, 1, 8192, 128, softcap=50.0),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=2.0, help="For the blocks of one case.")
+    parser.add_argument("--without-flex", action="store_true")
+    chosen = parser.parse_args()
+    chosen.output.mkdir(parents=True, exist_ok=True)
+    document: dict[str, Any] = {**provenance("cuda"), "cases": []}
+    for case in CASES:
+        document["cases"].append(row := race(case, chosen.seconds, with_flex=not chosen.without_flex))
+        (chosen.output / "dense-options.json").write_text(
+            json.dumps(document, indent=1) + "\n", encoding="utf-8"
+        )
+        print(case.name, {name: round(us, 2) for name, us in row["us"].items()}, row["refused"], flush=True)
+        torch.cuda.empty_cache()
+
+
+def race(case: Case, seconds: float, *, with_flex: bool) -> dict[str, Any]:
+    sets = [inputs(case, seed) for seed in range(INPUT_SETS)]
+    ways = {PORTABLE: kernel, SEQUENCES: kernel} | ({FLEX: flex} if with_flex and not case.sinks else {})
+    timer = CudaGraphTimer("cuda", None)
+    expected: torch.Tensor | None = None
+    readers, refused = {}, {}
+    for name, way in ways.items():
+        calls = [way(case, *tensors) for tensors in sets]
+        os.environ[OVERRIDE_VARIABLE] = "portable" if name == PORTABLE else ""
+        with ThreadPoolExecutor(
+            max_workers=1
+        ) as own:  # a thread chooses the kernel once for calls that are alike
+            output = own.submit(calls[0]).result().float()
+            expected = output if expected is None else expected
+            apart = float((output - expected).norm() / expected.norm())
+            if apart <= MOST_APART:
+                readers[name] = own.submit(timer.calibrate, calls).result()
+            else:
+                refused[name] = f"its result is {apart:.3g} from the portable kernel's"
+    blocks: list[dict[str, float]] = []
+    began = time.monotonic()
+    for order in block_orders(list(readers), MAX_BLOCKS, 0, case.name):
+        if len(blocks) >= MIN_BLOCKS and time.monotonic() - began > seconds:
+            break
+        blocks.append({name: readers[name]().latency_ms * 1e3 for name in order})
+    return {
+        **asdict(case),
+        "us": {name: float(np.median([block[name] for block in blocks])) for name in readers},
+        "over_sequences": {name: over(blocks, name) for name in readers if name != SEQUENCES},
+        "refused": refused,
+        "blocks_us": blocks,
+    }
+
+
+def over(blocks: list[dict[str, float]], name: str) -> list[float]:
+    """Its time over that of `SEQUENCES`, with the interval."""
+    estimate = estimate_ratio(*(np.array([block[each] for block in blocks]) for each in (name, SEQUENCES)), 0)
+    return [estimate.ratio, *estimate.interval()]
+
+
+def inputs(case: Case, seed: int) -> tuple[torch.Tensor, ...]:
+    """As a model's projections lie: (batch, seqlen, heads, head_dim), transposed."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+
+    def random(seqlen: int, heads: int) -> torch.Tensor:
+        memory = torch.randn(case.batch, seqlen, heads, case.head_dim, device="cuda", generator=generator)
+        return memory.bfloat16().transpose(1, 2)
+
+    return random(case.seqlen_q, case.heads), *(random(case.seqlen_k, case.kv_heads) for _ in range(2))
+
+
+def kernel(case: Case, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Call:
+    sinks = torch.linspace(-2, 2, case.heads, device="cuda") if case.sinks else None
+    scale = case.head_dim**-0.5
+
+    def call() -> torch.Tensor:
+        return forward(
+            query,
+            key,
+            value,
+            sinks,
+            window=(case.window, 0),
+            softcap=case.softcap,
+            softmax_scale=scale,
+            return_lse=False,
+        )[0]
+
+    return call
+
+
+def flex(case: Case, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Call:
+    ahead = case.seqlen_k - case.seqlen_q
+
+    def seen(batch: Any, head: Any, row: Any, column: Any) -> Any:
+        distance = row + ahead - column
+        return (distance >= 0) & (distance <= case.window) if case.window >= 0 else distance >= 0
+
+    def capped(score: Any, batch: Any, head: Any, row: Any, column: Any) -> Any:
+        return case.softcap * torch.tanh(score / case.softcap)
+
+    mask = create_block_mask(seen, None, None, case.seqlen_q, case.seqlen_k, device="cuda")
+    compiled = torch.compile(flex_attention, dynamic=False)
+    score_mod = capped if case.softcap else None
+
+    def call() -> torch.Tensor:
+        result: torch.Tensor = compiled(
+            query, key, value, score_mod=score_mod, block_mask=mask, enable_gqa=case.heads != case.kv_heads
+        )
+        return result
+
+    return call
+
+
+if __name__ == "__main__":
+    main()
