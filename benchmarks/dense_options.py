@@ -1,6 +1,10 @@
 """`flash_attention` with a window, a cap or sinks on one GPU: as sequences, as the portable kernel, and flex_attention.
 
     python benchmarks/dense_options.py --output FOLDER
+    python benchmarks/dense_options.py --gradients --output FOLDER
+
+With ``--gradients``: a backward pass by autograd, by events around each call, of cases with as many rows as keys: by
+the kernels, composed of PyTorch's operations as it was before there were kernels, and by flex_attention.
 
 GPU time by replaying graphs of many calls, in interleaved blocks of random order. Results are compared with the
 portable kernel's before they are timed. flex_attention is compiled for the very case, and takes no sinks; its mask of
@@ -27,11 +31,15 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from cudadent42.decisions.schedule import block_orders
 from cudadent42.decisions.statistics import estimate_ratio
 from cudadent42.timing.cuda_timers import CudaGraphTimer
+from flashmoe_science import flash_attention
 from flashmoe_science.cuda.varlen import OVERRIDE_VARIABLE
 from flashmoe_science.cuda.varlen.dense import forward
+from flashmoe_science.gradients import Needs
+from flashmoe_science.varlen.dense_gradients import Options, Recorded, _composed
 
 Call = Callable[[], torch.Tensor]
 SEQUENCES, PORTABLE, FLEX = "sequences", "portable", "flex_attention"
+KERNELS, COMPOSED = "kernels", "composed"
 MOST_APART = 0.01
 """Norm of the difference of two results over that of one."""
 INPUT_SETS, MIN_BLOCKS, MAX_BLOCKS = 3, 15, 400
@@ -111,15 +119,67 @@ def race(case: Case, seconds: float, *, with_flex: bool) -> dict[str, Any]:
     return {
         **asdict(case),
         "us": {name: float(np.median([block[name] for block in blocks])) for name in readers},
-        "over_sequences": {name: over(blocks, name) for name in readers if name != SEQUENCES},
+        "over_sequences": {name: over(blocks, name, SEQUENCES) for name in readers if name != SEQUENCES},
         "refused": refused,
         "blocks_us": blocks,
     }
 
 
-def over(blocks: list[dict[str, float]], name: str) -> list[float]:
-    """Its time over that of `SEQUENCES`, with the interval."""
-    estimate = estimate_ratio(*(np.array([block[each] for block in blocks]) for each in (name, SEQUENCES)), 0)
+def race_of_gradients(case: Case, seconds: float, *, with_flex: bool) -> dict[str, Any]:
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs(case, 0)]
+    sinks = torch.linspace(-2, 2, case.heads, device="cuda") if case.sinks else None
+    output, lse = flash_attention(
+        *leaves, causal=True, window=(case.window, 0), softcap=case.softcap, sinks=sinks, return_lse=True
+    )
+    gradient = torch.randn_like(output)
+    total = lse.detach() if sinks is None else torch.logaddexp(lse.detach(), sinks[:, None])
+    kept = Recorded(*(tensor.detach() for tensor in (*leaves, output, lse)), sinks)
+    options = Options((case.window, 0), case.softcap, case.head_dim**-0.5)
+    calls: dict[str, Callable[[], Any]] = {
+        KERNELS: lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True),
+        COMPOSED: lambda: _composed(gradient, None, kept, total, options, Needs(True, True, True)),
+    }
+    if with_flex and not case.sinks:
+        of_flex = flex(case, *leaves)()
+        calls[FLEX] = lambda: torch.autograd.grad(of_flex, leaves, gradient, retain_graph=True)
+    expected = [each.float() for each in calls[COMPOSED]()]
+    refused = {}
+    for name in list(calls):
+        apart = max(
+            float((mine.float() - right).norm() / right.norm())
+            for mine, right in zip(calls[name](), expected, strict=True)
+        )
+        if not apart <= MOST_APART:
+            refused[name] = f"a gradient is {apart:.3g} from the composed one"
+            del calls[name]
+    blocks: list[dict[str, float]] = []
+    began = time.monotonic()
+    for order in block_orders(list(calls), MAX_BLOCKS, 0, case.name):
+        if len(blocks) >= MIN_BLOCKS and time.monotonic() - began > seconds:
+            break
+        blocks.append({name: microseconds(calls[name]) for name in order})
+    return {
+        **asdict(case),
+        "us": {name: float(np.median([block[name] for block in blocks])) for name in calls},
+        "over_kernels": {name: over(blocks, name, KERNELS) for name in calls if name != KERNELS},
+        "refused": refused,
+        "blocks_us": blocks,
+    }
+
+
+def microseconds(call: Callable[[], Any]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e3
+
+
+def over(blocks: list[dict[str, float]], name: str, other: str) -> list[float]:
+    """Its time over that of the other, with the interval."""
+    estimate = estimate_ratio(*(np.array([block[each] for block in blocks]) for each in (name, other)), 0)
     return [estimate.ratio, *estimate.interval()]
 
 

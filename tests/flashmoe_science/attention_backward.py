@@ -27,12 +27,19 @@ class Backward:
     """Of query, key and value, float64."""
     bounds: Three
     """What each element may differ from it by."""
+    window: tuple[int, int] = (-1, -1)
+    softcap: float = 0.0
 
 
-def visible_keys(seqlen_q: int, seqlen_k: int, causal: bool, device: torch.device) -> torch.Tensor:
-    """(seqlen_q, seqlen_k) booleans: causal masks align bottom-right."""
+def visible_keys(
+    seqlen_q: int, seqlen_k: int, causal: bool, device: torch.device, window: tuple[int, int] = (-1, -1)
+) -> torch.Tensor:
+    """(seqlen_q, seqlen_k) booleans: causal masks and windows align bottom-right."""
     mask = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device)
-    return mask.tril(seqlen_k - seqlen_q) if causal else mask
+    left, right = window[0], 0 if causal else window[1]
+    if right >= 0:
+        mask = mask.tril(seqlen_k - seqlen_q + right)
+    return mask.triu(seqlen_k - seqlen_q - left) if left >= 0 else mask
 
 
 def backward_case(
@@ -44,6 +51,8 @@ def backward_case(
     causal: bool,
     scale: float | None = None,
     grad_lse: torch.Tensor | None = None,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
 ) -> Backward:
     """What a kernel gets and owes for finite inputs.
 
@@ -54,16 +63,21 @@ def backward_case(
     scale = query.shape[3] ** -0.5 if scale is None else scale
     q, k, v, do = (tensor.double() for tensor in (query, key, value, grad_output))
     k, v = (tensor.repeat_interleave(group, 1) for tensor in (k, v))
-    visible = visible_keys(query.shape[2], key.shape[2], causal, query.device)
+    visible = visible_keys(query.shape[2], key.shape[2], causal, query.device, window)
     sees = visible.any(-1)[:, None]
-    scores = (q @ k.mT * scale).masked_fill(~visible, -math.inf).masked_fill(~sees, 0)
+    scores = q @ k.mT * scale
+    slope = torch.ones_like(scores)
+    if softcap:
+        bent = torch.tanh(scores / softcap)
+        scores, slope = softcap * bent, 1 - bent * bent
+    scores = scores.masked_fill(~visible, -math.inf).masked_fill(~sees, 0)
     lse = scores.logsumexp(-1).masked_fill(~sees[:, 0], -math.inf)
     weights = scores.softmax(-1).masked_fill(~visible, 0)
     output = weights @ v
     dp = do @ v.mT
     of_lse = 0 if grad_lse is None else grad_lse.double()[..., None]
     delta = (output * do).sum(-1, keepdim=True) - of_lse
-    ds = weights * (dp - delta)
+    ds = weights * (dp - delta) * slope
 
     u = torch.finfo(query.dtype).eps / 2
     tiny = torch.finfo(query.dtype).smallest_normal * u  # half a subnormal number
@@ -71,7 +85,13 @@ def backward_case(
     of_weights = 2e-5 + 2.0**-22 * largest
     error_of_delta = u * (output * do).abs().sum(-1, keepdim=True) + 1e-6 * delta.abs()
     error_of_dp = 2.0**-20 * (do.abs() @ v.abs().mT)
-    error = u * ds.abs() + weights * (of_weights * (dp - delta).abs() + error_of_delta + error_of_dp) + tiny
+    error_of_slope = (1e-5 * weights * (dp - delta)).abs() if softcap else 0
+    error = (
+        u * ds.abs()
+        + weights * (of_weights * (dp - delta).abs() + error_of_delta + error_of_dp) * slope
+        + tiny
+    )
+    error = error + error_of_slope
 
     def over_group(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.unflatten(1, (key.shape[1], group)).sum(2)
@@ -96,6 +116,8 @@ def backward_case(
         lse=lse.float().contiguous(),
         exact=exact,
         bounds=(bounds[0], bounds[1], bounds[2]),
+        window=window,
+        softcap=softcap,
     )
 
 

@@ -1,19 +1,21 @@
 """Gradients of `flash_attention` with a window, a cap or sinks.
 
-Sinks alone change only what weights are divided by. So the backward kernels of a call without them compute theirs, from
-another log-sum-exp. With a window or a cap gradients are composed of PyTorch's operations in float32, a block of query
-rows at a time, over the keys that its rows can see.
+Sinks change only what weights are divided by. So the backward kernels of a call without them compute theirs, from
+another log-sum-exp. On CUDA these take windows and caps, too. On the CPU, gradients with one of them are composed of
+PyTorch's operations in float32, a block of query rows at a time, over the keys that its rows can see.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import warnings
+from typing import Any, NamedTuple
 
 import torch
 
 from flashmoe_science.cpu import attention as cpu
 from flashmoe_science.cuda import attention as cuda
-from flashmoe_science.gradients import Backend, Needs
+from flashmoe_science.errors import KernelDefectError
+from flashmoe_science.gradients import Needs
 
 _BLOCK_SCORES = 1 << 22
 """Scores of a block, over all heads and sequences: 16 MB in float32."""
@@ -78,18 +80,24 @@ def gradients(
     if grad_lse is not None and ratio is not None:
         grad_lse = grad_lse * ratio  # the log-sum-exp has no sink in it: its weights are P * exp(total - lse)
     window = _effective(options.window, call.query.shape[2], call.key.shape[2])
-    backend: Backend = cpu if call.query.is_cpu else cuda
-    if options.softcap == 0 and window in ((-1, -1), (-1, 0)) and backend.backward is not None:
-        of_tensors = backend.backward(
-            grad_output,
-            *call[:4],
-            total.contiguous(),
-            grad_lse,
-            causal=window == (-1, 0),
-            softmax_scale=options.softmax_scale,
-            needs=needs,
-        )
-    else:
+    kept = (grad_output, *call[:4], total.contiguous(), grad_lse)
+    causal = window[1] == 0
+    sides = (window[0], -1 if causal else window[1])
+    plain = options.softcap == 0 and sides == (-1, -1)
+    common: dict[str, Any] = {"causal": causal, "softmax_scale": options.softmax_scale, "needs": needs}
+    of_tensors: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] | None = None
+    if call.query.is_cuda:
+        try:
+            of_tensors = cuda.backward(*kept, **common, window=sides, softcap=options.softcap)
+        except KernelDefectError as defect:
+            if plain:
+                raise
+            warnings.warn(
+                f"{defect}; composing the gradients of PyTorch's operations", RuntimeWarning, stacklevel=2
+            )
+    elif plain:
+        of_tensors = cpu.backward(*kept, **common)
+    if of_tensors is None:
         with torch.autocast(call.query.device.type, enabled=False):
             of_tensors = _composed(grad_output, grad_lse, call, total, options._replace(window=window), needs)
     return Gradients(*of_tensors, grad_sinks)

@@ -7,7 +7,7 @@ one each (`KeyValueTile.roles`). All were measured on sm_90 alone (docs/kernels/
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flashmoe_science.configs.ablation import Ablation
 
@@ -20,6 +20,22 @@ _Ints = tuple[int, ...]
 
 def _row_bytes(head_dim: int) -> int:
     return (head_dim + 31) // 32 * 64
+
+
+@dataclass(frozen=True)
+class ScoreFeatures:
+    """What a kernel is compiled for. What it is not compiled for costs nothing."""
+
+    window: bool = False
+    """Rows see keys from one on, too."""
+    softcap: bool = False
+
+    @property
+    def macros(self) -> dict[str, int]:
+        return {name.upper(): 1 for name, has in vars(self).items() if has}
+
+
+PLAIN = ScoreFeatures()
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,7 @@ class QueryTile:
     """How many 16-wide slices of the query and of the output's gradient stay in registers."""
     mma_k: int = field(default=16, kw_only=True)
     """8 on sm_75, which has no asynchronous copies, either."""
+    features: ScoreFeatures = field(default=PLAIN, kw_only=True)
     ablation: Ablation = field(default=Ablation.NONE, kw_only=True)
 
     @property
@@ -61,6 +78,7 @@ class QueryTile:
             "REGISTER_STEPS": self.register_steps,
             "NATIVE_CP_ASYNC": int(self.mma_k == 16),
             "MMA_K": self.mma_k,
+            **self.features.macros,
             **self.ablation.macros,
         }
 
@@ -84,6 +102,7 @@ class KeyValueTile:
     """The gradient of queries, too, so that there is no pass over queries."""
     mma_k: int = field(default=16, kw_only=True)
     """8 on sm_75, which has no asynchronous copies, either."""
+    features: ScoreFeatures = field(default=PLAIN, kw_only=True)
     ablation: Ablation = field(default=Ablation.NONE, kw_only=True)
 
     @property
@@ -111,6 +130,7 @@ class KeyValueTile:
             "QUERIES": int(self.queries),
             "NATIVE_CP_ASYNC": int(self.mma_k == 16),
             "MMA_K": self.mma_k,
+            **self.features.macros,
             **self.ablation.macros,
         }
 
@@ -125,6 +145,14 @@ class PortableBackward:
     """Of the pass that makes the query's gradient, too, if it and another are asked for."""
     least_keys: int = 0
     """With which that pass was faster."""
+
+    def with_features(self, features: ScoreFeatures) -> PortableBackward:
+        """The two passes: one pass takes none. With both, operands in registers spill on sm_100."""
+        both = features.window and features.softcap
+        query = replace(
+            self.query, features=features, register_steps=0 if both else self.query.register_steps
+        )
+        return PortableBackward(query, replace(self.key_value, features=features))
 
     @property
     def key_tiles(self) -> tuple[KeyValueTile, ...]:

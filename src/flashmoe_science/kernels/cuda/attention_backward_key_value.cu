@@ -14,6 +14,7 @@
 #include "ablation.cuh"
 #include "backward/parameters.cuh"
 #include "backward/products.cuh"
+#include "backward/scores.cuh"
 #include "backward/tile_copy.cuh"
 #include "backward/write_rows.cuh"
 #include "ptx/cp_async.cuh"
@@ -52,6 +53,7 @@ static_assert(HEAD_DIM % 16 == 0 && CHUNK % 16 == 0 && BLOCK_M % CHUNK == 0, "ti
 static_assert(ROLES * kGroups == WARPS && BLOCK_N == kWarpKeys * kGroups, "keys of a warp");
 static_assert(ROLES == 1 || kGroups * kChunks * kParts < 16, "a named barrier for each group, chunk and part");
 static_assert(MMA_K == 16 || !ELEMENT_BF16, "bfloat16 needs m16n8k16");
+static_assert(!(QUERIES && (WINDOW || SOFTCAP)), "one pass takes neither");
 
 #if QUERIES
 constexpr int kTurnThread = (ROLES - 1) * kGroups * 32;  // of a warp that others do not wait for at once
@@ -109,6 +111,7 @@ __device__ __forceinline__ bool hide(Scores& scores, float value, int row, uint3
     const Keys own(kept);
     // Elements to the left of this, for the lane's first key, are hidden.
     const int first_visible = own.warp_key + own.lane / 4 - p.causal_offset - row - 2 * (own.lane % 4);
+    const int last_visible = own.warp_key + own.lane / 4 - p.window_offset - row - 2 * (own.lane % 4);
     const int keys = p.seqlen_k - own.warp_key - own.lane / 4;  // past them weights are hidden, too, from the sums of queries
     bool not_finite = false;
 #pragma unroll
@@ -119,7 +122,8 @@ __device__ __forceinline__ bool hide(Scores& scores, float value, int row, uint3
             for (int i = 0; i < 4; ++i) {
                 const int key = m * 16 + i / 2 * 8;
                 const bool past = QUERIES && key >= keys;  // whose sums are not written, so they need no guard
-                if (n * 8 + i % 2 < first_visible + key || past) {
+                const bool before = WINDOW && n * 8 + i % 2 > last_visible + key;
+                if (n * 8 + i % 2 < first_visible + key || before || past) {
                     not_finite |= !past && !(fabsf(scores[m][n][i]) < POSITIVE_INFINITY);
                     scores[m][n][i] = value;
                 }
@@ -129,16 +133,19 @@ __device__ __forceinline__ bool hide(Scores& scores, float value, int row, uint3
     return __any_sync(0xffffffffu, not_finite);
 }
 
-// A score of weight zero.
-__device__ __forceinline__ float hidden_score(const BackwardParameters& p) {
-    return p.scale_log2 < 0.0f ? POSITIVE_INFINITY : NEGATIVE_INFINITY;
-}
-
 // Scores of one tile become weights. `statistics`: the lane's log-sum-exps of the chunk in shared memory.
-__device__ __forceinline__ void to_weights(float (&scores)[4], int n, uint32 statistics, float scale_log2) {
+__device__ __forceinline__ void to_weights(float (&scores)[4], int n, uint32 statistics, const BackwardParameters& p) {
     const float2 lse = load_shared_pair(statistics + n * 32);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) scores[i] = weight_of(fmaf(scores[i], scale_log2, i % 2 ? -lse.y : -lse.x));
+    for (int i = 0; i < 4; ++i) scores[i] = weight_of_score(scores[i], i % 2 ? lse.y : lse.x, p);
+}
+
+// Gradients of one tile's weights become those of scores.
+__device__ __forceinline__ void to_score_gradients(float (&gradients)[4], const float (&weights)[4], int n, uint32 statistics,
+                                                   const BackwardParameters& p) {
+    const float2 lse = SOFTCAP ? load_shared_pair(statistics + n * 32) : float2{};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) gradients[i] = gradient_of_score(weights[i], gradients[i], i % 2 ? lse.y : lse.x, p);
 }
 
 // What the gradients of a tile's weights start with: less delta.
@@ -184,11 +191,12 @@ attention_backward_key_value(const __grid_constant__ BackwardParameters p) {
     const int lane = own.lane;
     const int role = own.role;
 
-    // Which query rows, in each head of the group: blocks from first_block on, those before first_unmasked with the mask.
-    const int row_blocks = (p.seqlen_q + BLOCK_M - 1) / BLOCK_M;
-    const int first_row = max(0, own.first_key - p.causal_offset);  // that sees a key
-    const int first_block = min(first_row / BLOCK_M, row_blocks);
+    // Which query rows, in each head of the group: blocks [first_block, row_blocks), see is_masked.
     const int last_key = min(own.first_key + BLOCK_N, p.seqlen_k) - 1;
+    const int first_row = max(0, own.first_key - p.causal_offset);  // that sees a key
+    const int end_row = WINDOW ? max(first_row, min(p.seqlen_q, last_key - p.window_offset + 1)) : p.seqlen_q;
+    const int row_blocks = (end_row + BLOCK_M - 1) / BLOCK_M;
+    const int first_block = min(first_row / BLOCK_M, row_blocks);
     const int blocks = row_blocks - first_block;
     const int steps = blocks * p.heads_per_kv_head;
 
@@ -257,7 +265,8 @@ attention_backward_key_value(const __grid_constant__ BackwardParameters p) {
                 const int group_key = thread_index() / 32 % kGroups * kWarpKeys;
 #endif
                 // Rows that see none of this warp's keys.
-                if (!RACECHECK && masked.value && chunk_row + CHUNK <= Keys(kept).warp_key - p.causal_offset) {
+                const bool after = WINDOW && chunk_row + p.window_offset >= Keys(kept).warp_key + kWarpKeys;
+                if (!RACECHECK && masked.value && (after || chunk_row + CHUNK <= Keys(kept).warp_key - p.causal_offset)) {
 #if QUERIES
                     Scores none;
                     clear(none);
@@ -282,7 +291,7 @@ attention_backward_key_value(const __grid_constant__ BackwardParameters p) {
                     [&](int n, int, float(&c)[4]) { start_gradients(n, c, delta_stages + columns); },
                     [&](int k) {
                         for_share<HEAD_DIM, kRowTiles, kChunkTiles>(k, [&](int m, int n) {
-                            to_weights(scores[m][n], n, lse_stages + columns, p.scale_log2);
+                            to_weights(scores[m][n], n, lse_stages + columns, p);
                         });
                     });
                 if (masked.value && !NO_MASK) guard_values = hide(dp, 0.0f, chunk_row, kept, p);
@@ -290,8 +299,7 @@ attention_backward_key_value(const __grid_constant__ BackwardParameters p) {
                 for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
                     for (int n = 0; n < kChunkTiles; ++n) {
-#pragma unroll
-                        for (int i = 0; i < 4; ++i) dp[m][n][i] *= scores[m][n][i];
+                        to_score_gradients(dp[m][n], scores[m][n], n, lse_stages + columns, p);
                     }
                 }
 #if QUERIES
@@ -326,7 +334,7 @@ attention_backward_key_value(const __grid_constant__ BackwardParameters p) {
                         for (int n = part * kPartTiles; n < (part + 1) * kPartTiles; ++n) {
 #pragma unroll
                             for (int m = 0; m < kRowTiles; ++m) {
-                                to_weights(scores[m][n], n, lse_stages + columns, p.scale_log2);
+                                to_weights(scores[m][n], n, lse_stages + columns, p);
                                 store_shared_quad(exchanged + (m * kChunkTiles + n) * kQuadBytes, scores[m][n]);
                             }
                         }
@@ -346,8 +354,7 @@ attention_backward_key_value(const __grid_constant__ BackwardParameters p) {
                             for (int m = 0; m < kRowTiles; ++m) {
                                 float weight[4];
                                 load_shared_quad(weight, exchanged + (m * kChunkTiles + n) * kQuadBytes);
-#pragma unroll
-                                for (int i = 0; i < 4; ++i) scores[m][n][i] *= weight[i];
+                                to_score_gradients(scores[m][n], weight, n, lse_stages + columns, p);
                             }
                         }
 #if QUERIES
@@ -363,7 +370,8 @@ attention_backward_key_value(const __grid_constant__ BackwardParameters p) {
         };
 
         const auto is_masked = [&](int row) {
-            return row + p.causal_offset < last_key || (QUERIES && last_key + 1 < Keys(kept).first_key + BLOCK_N);
+            const bool outside = WINDOW && row + BLOCK_M - 1 + p.window_offset > Keys(kept).first_key;
+            return row + p.causal_offset < last_key || outside || (QUERIES && last_key + 1 < Keys(kept).first_key + BLOCK_N);
         };
 #if QUERIES
         const auto add_queries = [&](int step) {

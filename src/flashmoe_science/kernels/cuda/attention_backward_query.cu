@@ -5,10 +5,11 @@
 //
 // Macros: HEAD_DIM (a multiple of 16, at least the tensor's), BLOCK_M, BLOCK_N (keys per step), CHUNK (keys whose scores are
 // held at a time), WARPS, REGISTER_STEPS (how many 16-wide slices of the query and of the
-// output's gradient stay in registers), ABLATE (ablation.cuh), and those of types.cuh.
+// output's gradient stay in registers), WINDOW and SOFTCAP (backward/scores.cuh), ABLATE (ablation.cuh), and those of types.cuh.
 #include "ablation.cuh"
 #include "backward/parameters.cuh"
 #include "backward/products.cuh"
+#include "backward/scores.cuh"
 #include "backward/statistics.cuh"
 #include "backward/tile_copy.cuh"
 #include "backward/write_rows.cuh"
@@ -56,19 +57,20 @@ __device__ __forceinline__ bool mask(Scores& scores, int column, const BackwardP
     const Rows own(p);
     const int row = own.warp_row + own.lane / 4;
     const int lane_column = column + 2 * (own.lane % 4);
-    const float hidden = !AreScores ? 0.0f : p.scale_log2 < 0.0f ? POSITIVE_INFINITY : NEGATIVE_INFINITY;
+    const float hidden = AreScores ? hidden_score(p) : 0.0f;
     bool not_finite = false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int limit = min(p.seqlen_k, row + m * 16 + h * 8 + p.causal_offset + 1) - lane_column;
+            const int first = row + m * 16 + h * 8 + p.window_offset - lane_column;
 #pragma unroll
             for (int n = 0; n < kChunkTiles; ++n) {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     float& score = scores[m][n][2 * h + i];
-                    if (n * 8 + i >= limit) {
+                    if (n * 8 + i >= limit || (WINDOW && n * 8 + i < first)) {
                         if (AreScores) not_finite |= !(fabsf(score) < POSITIVE_INFINITY);
                         score = hidden;
                     }
@@ -90,11 +92,14 @@ attention_backward_query(const __grid_constant__ BackwardParameters p) {
     const Rows own(p);
     const int lane = own.lane;
 
-    // Which keys: blocks [0, num_blocks), of which those from first_masked on need the mask.
+    // Which keys: blocks [first_block, num_blocks), of which those from first_masked on, and before first_unmasked, need the mask.
     const int end = min(p.seqlen_k, min(own.first_row + BLOCK_M, p.seqlen_q) + p.causal_offset);
     const int unmasked = min(p.seqlen_k, own.first_row + p.causal_offset + 1);  // keys that every row sees
     const int num_blocks = end > 0 ? (end + BLOCK_N - 1) / BLOCK_N : 0;
     const int first_masked = unmasked > 0 ? unmasked / BLOCK_N : 0;
+    const int first_block = WINDOW ? max(0, own.first_row + p.window_offset) / BLOCK_N : 0;
+    const int last_row = min(own.first_row + BLOCK_M, p.seqlen_q) - 1;
+    const int first_unmasked = WINDOW ? (max(0, last_row + p.window_offset) + BLOCK_N - 1) / BLOCK_N : 0;
 
     const auto copy_block = [&](int b) {
         if (NO_LOADS && b < num_blocks - kStages) return;
@@ -118,7 +123,7 @@ attention_backward_query(const __grid_constant__ BackwardParameters p) {
                          p.grad_output_row, tile_rows);
     copy_commit();
     int b = num_blocks - 1;
-    if (b >= 0) {
+    if (b >= first_block) {
         copier.copy<BLOCK_M>(query_tile,
                              p.query + own.batch * p.query_batch + own.head * p.query_head +
                                  own.first_row * p.query_row,
@@ -161,7 +166,7 @@ attention_backward_query(const __grid_constant__ BackwardParameters p) {
 
     float out[kRowTiles][kOutTiles][4];
     clear(out);
-    if (num_blocks > 0) {
+    if (num_blocks > first_block) {
         LeftOperand<HEAD_DIM, kRowTiles, REGISTER_STEPS> query;
         LeftOperand<HEAD_DIM, kRowTiles, REGISTER_STEPS> gradient;
         const uint32 across = lane_across<HEAD_DIM>(lane);
@@ -180,7 +185,7 @@ attention_backward_query(const __grid_constant__ BackwardParameters p) {
         const auto step = [&](auto masked) {
             copy_wait<0>();
             __syncthreads();
-            if (b > 0) {
+            if (b > first_block) {
                 copy_block(b - 1);
                 copy_commit();
             }
@@ -189,6 +194,7 @@ attention_backward_query(const __grid_constant__ BackwardParameters p) {
                 const int column = b * BLOCK_N + c * CHUNK;
                 // Rows wholly above the diagonal see nothing of this chunk.
                 if (masked.value && column >= Rows(p).warp_row + kWarpRows + p.causal_offset) break;
+                if (WINDOW && masked.value && column + CHUNK <= Rows(p).warp_row + p.window_offset) continue;
                 const uint32 keys = key_tiles + (b & 1) * kBufferBytes + c * CHUNK * T::kRowBytes;
                 const uint32 values = keys + kStages * kBufferBytes;
                 Scores scores;
@@ -218,7 +224,7 @@ attention_backward_query(const __grid_constant__ BackwardParameters p) {
                         for_share<HEAD_DIM, kRowTiles, kChunkTiles>(k, [&](int m, int n) {
 #pragma unroll
                             for (int i = 0; i < 4; ++i) {
-                                scores[m][n][i] = weight_of(fmaf(scores[m][n][i], p.scale_log2, -lse_log2[m][i / 2]));
+                                scores[m][n][i] = weight_of_score(scores[m][n][i], lse_log2[m][i / 2], p);
                             }
                         });
                     });
@@ -228,14 +234,26 @@ attention_backward_query(const __grid_constant__ BackwardParameters p) {
 #pragma unroll
                     for (int n = 0; n < kChunkTiles; ++n) {
 #pragma unroll
-                        for (int i = 0; i < 4; ++i) dp[m][n][i] *= scores[m][n][i];
+                        for (int i = 0; i < 4; ++i) {
+                            dp[m][n][i] = gradient_of_score(scores[m][n][i], dp[m][n][i], lse_log2[m][i / 2], p);
+                        }
                     }
                 }
                 accumulate_groups<HEAD_DIM>(out, dp, 0, CHUNK / 16, keys + across, guarded);
             }
         };
-        for (; b >= first_masked; --b) step(Flag<true>{});
-        for (; b >= 0; --b) step(Flag<false>{});
+        if (WINDOW) {
+            for (; b >= first_block; --b) {
+                if (b >= first_masked || b < first_unmasked) {
+                    step(Flag<true>{});
+                } else {
+                    step(Flag<false>{});
+                }
+            }
+        } else {
+            for (; b >= first_masked; --b) step(Flag<true>{});
+            for (; b >= 0; --b) step(Flag<false>{});
+        }
     }
 
     if (p.grad_query == nullptr) return;

@@ -36,6 +36,8 @@ def backward(
     causal: bool,
     softmax_scale: float | None,
     needs: Needs,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
     choice: Choice | None = None,
 ) -> Gradients:
     """The gradients of attention, as `flashmoe_science.gradients.Backward` says, on PyTorch's current stream.
@@ -44,6 +46,9 @@ def backward(
     and options. A gradient of the output that the kernels cannot read is copied once.
 
     Args:
+        window: (left, right), how many keys a row sees before and after its position i + seqlen_k - seqlen_q beside
+            that one; -1: all. With ``causal`` the right one is -1.
+        softcap: scores became softcap * tanh(score / softcap); 0: they stayed.
         choice: the kernel and configuration to use instead of `select`'s.
 
     Raises:
@@ -52,7 +57,8 @@ def backward(
     """
     tensors = (query, key, value, output, lse, grad_output)
     results = _calls(
-        tensors if grad_lse is None else (*tensors, grad_lse), (causal, softmax_scale, needs, choice)
+        tensors if grad_lse is None else (*tensors, grad_lse),
+        (causal, softmax_scale, needs, window, softcap, choice),
     )
     return results[0], results[1], results[2]
 
@@ -99,7 +105,7 @@ def _check(tensors: Tensors, options: Options) -> None:
 def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
     """Choose, compile, load and prepare."""
     query, key, value, output = tensors[:4]
-    causal, softmax_scale, needs, choice = options
+    causal, softmax_scale, needs, window, softcap, choice = options
     if query.dtype not in _DTYPES:
         raise InputError(
             f"query has dtype {query.dtype}; the CUDA kernels take float16 and bfloat16: use .to()"
@@ -113,7 +119,13 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
         else grad_output
     )
     problem = _problem(
-        (query, key, value, output), strides_of("grad_output", like), causal, softmax_scale, needs
+        (query, key, value, output),
+        strides_of("grad_output", like),
+        causal,
+        softmax_scale,
+        needs,
+        window=window,
+        softcap=softcap,
     )
     prepared = plan(problem, device_of(index), choice)
     results = [
@@ -124,9 +136,9 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
 
 
 _calls = Calls(
-    _check, _make_call, options=4, repeated=lambda options: options[-1] is None, under_no_grad=True
+    _check, _make_call, options=6, repeated=lambda options: options[-1] is None, under_no_grad=True
 )
-"""Options: causal, softmax_scale, needs and choice."""
+"""Options: causal, softmax_scale, needs, window, softcap and choice."""
 
 
 def _prepare(
@@ -202,6 +214,9 @@ def _problem(
     causal: bool,
     softmax_scale: float | None,
     needs: Needs,
+    *,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
 ) -> BackwardProblem:
     query, key, value, output = tensors
     batch, num_heads, seqlen_q, head_dim = query.shape
@@ -227,4 +242,7 @@ def _problem(
         grad_query_strides=of_query,
         grad_key_strides=of_key,
         grad_value_strides=of_value,
+        window_left=window[0],
+        window_right=window[1],
+        softcap=softcap,
     )

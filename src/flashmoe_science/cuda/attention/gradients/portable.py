@@ -15,7 +15,12 @@ from typing import Any
 import torch
 
 from flashmoe_science.configs.attention import backward as configs
-from flashmoe_science.configs.attention.backward import KeyValueTile, PortableBackward, QueryTile
+from flashmoe_science.configs.attention.backward import (
+    KeyValueTile,
+    PortableBackward,
+    QueryTile,
+    ScoreFeatures,
+)
 from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem, GradientKind
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device, element_types, why_not_type
@@ -29,9 +34,10 @@ POINTERS = struct.Struct("14Q")
 """Addresses of query, key, value, output, grad_output, lse, grad_lse, grad_query, grad_key, grad_value, lse_log2,
 delta, query_sums and turns, the head of `BackwardParameters`. 0 for what there is not.
 """
-_REST = struct.Struct("24q 11i 2f")
+_REST = struct.Struct("24q 12i 5f")
 ARGUMENT_BYTES = -(-(POINTERS.size + _REST.size) // 8) * 8
 _NO_MASK = 1 << 30
+_WIDEST = 1 << 29  # side of a window: wider than any number of keys
 _MOST_BLOCKS = 1 << 31
 _FLOAT_BYTES = 4
 _WORKSPACE_PARTS = 4
@@ -47,12 +53,22 @@ def choose(problem: BackwardProblem, device: Device) -> Choice | None:
     if why_not(problem, device) is not None:
         return None
     configuration = configs.configuration(device.architecture, problem.head_dim)
+    if not problem.is_plain:
+        return Choice(
+            GradientKind.PORTABLE,
+            configuration.with_features(features(problem)),
+            "mma.sync kernels, which alone take a window or a cap",
+        )
     if problem.seqlen_k < configuration.least_keys or not _keeps_turns_moving(problem, configuration, device):
         configuration = dataclasses.replace(configuration, single=None)
         return Choice(
             GradientKind.PORTABLE, configuration, "mma.sync kernels, a pass over queries and one over keys"
         )
     return Choice(GradientKind.PORTABLE, configuration, "mma.sync kernel, one pass over keys")
+
+
+def features(problem: BackwardProblem) -> ScoreFeatures:
+    return ScoreFeatures(window=problem.window_left >= 0, softcap=problem.softcap > 0)
 
 
 def _keeps_turns_moving(problem: BackwardProblem, configuration: PortableBackward, device: Device) -> bool:
@@ -101,6 +117,9 @@ def check(problem: BackwardProblem, configuration: Any) -> None:
             f"head_dim is {problem.head_dim}; expected at most the {most} of the tiles "
             f"({configuration.label}): choose again"
         )
+    compiled = {configuration.query.features, *(tile.features for tile in configuration.key_tiles)}
+    if compiled != {features(problem)}:
+        raise InputError(f"{configuration} was chosen for another problem: choose again")
 
 
 def plan(
@@ -274,6 +293,12 @@ def _fields(
         problem.grad_key_strides,
         problem.grad_value_strides,
     )
+    offset = problem.seqlen_k - problem.seqlen_q
+    left, right = (
+        min(problem.window_left, _WIDEST),
+        0 if problem.causal else min(problem.window_right, _WIDEST),
+    )
+    softcap_log2 = problem.softcap * math.log2(math.e)
     return (
         *(stride * element for tensor in strides for stride in tensor),
         problem.num_heads,
@@ -281,12 +306,16 @@ def _fields(
         problem.seqlen_q,
         problem.seqlen_k,
         problem.head_dim,
-        problem.seqlen_k - problem.seqlen_q if problem.causal else _NO_MASK,
+        _NO_MASK if right < 0 else offset + right,
         problem.statistics_rows,
         -(-length // block),
         heads,
         min(max(1, section), heads),
         int(last_first),
+        -_NO_MASK if left < 0 else offset - left,
         problem.softmax_scale * math.log2(math.e) or _NO_SCALE,
         problem.softmax_scale,
+        softcap_log2,
+        1 / softcap_log2 if softcap_log2 else 0.0,
+        2 * problem.softmax_scale * math.log2(math.e) / problem.softcap if softcap_log2 else 0.0,
     )

@@ -41,6 +41,17 @@ class BackwardProblem:
     grad_query_strides: Strides
     grad_key_strides: Strides
     grad_value_strides: Strides
+    window_left: int = -1
+    """Row i sees key j only if j >= i + seqlen_k - seqlen_q - window_left; -1: no such limit."""
+    window_right: int = -1
+    """... and only if j <= i + seqlen_k - seqlen_q + window_right; -1: no such limit. Not with `causal`, which is 0."""
+    softcap: float = 0.0
+    """Scores become softcap * tanh(score / softcap); 0: they stay."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Without a window and a cap, which `causal` is not."""
+        return self.window_left < 0 and self.window_right < 0 and self.softcap == 0
 
     @property
     def statistics_rows(self) -> int:

@@ -36,14 +36,18 @@ struct BackwardParameters {
     int seqlen_q;
     int seqlen_k;
     int head_dim;
-    int causal_offset;       // row i sees keys up to i + causal_offset: seqlen_k - seqlen_q, or 2^30 without a mask
+    int causal_offset;       // row i sees keys up to i + causal_offset: seqlen_k - seqlen_q + right, or 2^30 without a mask
     int statistics_rows;     // a multiple of four, at least seqlen_q
     int blocks_per_slice;    // of the rows or keys that a block of the grid owns
     int num_slices;          // batch x heads, of the query or of keys and values, whichever the grid goes over
     int slices_per_section;  // heads whose blocks are interleaved, so that what they read shares the L2 cache
     int last_blocks_first;
+    int window_offset;       // WINDOW: row i sees keys from i + window_offset on: seqlen_k - seqlen_q - left, or -2^30
     float scale_log2;        // softmax scale times log2(e), of either sign; not zero, but so small that scores do not count
     float scale;
+    float softcap_log2;     // SOFTCAP: cap x log2(e); one over it; and 2 x softmax scale x log2(e) / cap
+    float softcap_inverse;
+    float softcap_rate;
 };
 
 // Which part of the problem a block of the grid has: sections of heads one after another; inside a section block of rows

@@ -25,7 +25,7 @@ from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.gradients import Needs
 from flashmoe_science.jit.limits import LIMITS, check_block
 from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, CudaKernel
-from problems import L4
+from problems import H200, L4
 
 BF16, FP16 = torch.bfloat16, torch.float16
 ALL = Needs(True, True, True)
@@ -56,6 +56,9 @@ def problem_of(case: Backward, needs: Needs = ALL) -> BackwardProblem:
         grad_query_strides=strides["query"],
         grad_key_strides=strides["key"],
         grad_value_strides=strides["value"],
+        window_left=case.window[0],
+        window_right=case.window[1],
+        softcap=case.softcap,
     )
 
 
@@ -69,6 +72,8 @@ def case_of(
     scale: float | None = None,
     grad_lse: bool = False,
     factor: float = 1.0,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
 ) -> Backward:
     torch.manual_seed(sum(lengths) + head_dim)
     (seqlen_q, seqlen_k), (h, kv) = lengths, heads
@@ -79,6 +84,8 @@ def case_of(
         causal=causal,
         scale=scale,
         grad_lse=torch.randn(2, h, seqlen_q) if grad_lse else None,
+        window=window,
+        softcap=softcap,
     )
 
 
@@ -248,6 +255,8 @@ class Emulation:
         self, case: Backward, tiles: PortableBackward, needs: Needs = ALL, *, together: int = 1
     ) -> tuple[torch.Tensor | None, ...]:
         problem = problem_of(case, needs)
+        if not problem.is_plain:
+            tiles = tiles.with_features(portable.features(problem))
         gradients = [
             torch.full_like(tensor, math.nan) if needed else None
             for needed, tensor in zip(needs, (case.query, case.key, case.value), strict=True)
@@ -440,3 +449,77 @@ def test_what_no_key_after_a_row_sees_of_it(emulation: Emulation, tiles: Portabl
             assert torch.equal(got[:, :, 21:], before[:, :, 21:])
         assert gradients[1] is not None
         assert gradients[1][:, :, :21].isnan().any(-1).all()
+
+
+TWO_PASSES = [name for name in TILES if name not in ONE_PASS]
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    ("window", "causal"),
+    [((9, -1), True), ((0, -1), True), ((40, 3), False), ((-1, 5), False), ((7, -1), False), ((0, 0), False)],
+)
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+@pytest.mark.parametrize("lengths", [(37, 70), (150, 130), (130, 33)], ids=str)
+@pytest.mark.parametrize("tiles", TWO_PASSES)
+def test_windows_and_caps(
+    emulation: Emulation,
+    tiles: str,
+    lengths: tuple[int, int],
+    softcap: float,
+    window: tuple[int, int],
+    causal: bool,
+) -> None:
+    """Rows that see no key, and keys that no row sees, among them."""
+    case = case_of(lengths, causal=causal, grad_lse=True, heads=(4, 2), window=window, softcap=softcap)
+    assert_gradients(case, emulation.backward(case, TILES[tiles]))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])
+@pytest.mark.parametrize("tiles", TWO_PASSES)
+def test_a_cap_with_any_scale(emulation: Emulation, tiles: str, scale: float) -> None:
+    case = case_of((70, 90), scale=scale, softcap=3.0, window=(20, -1), dtype=FP16)
+    assert_gradients(case, emulation.backward(case, TILES[tiles]))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    "needs", [Needs(True, False, False), Needs(False, True, False), Needs(False, False, True)]
+)
+def test_one_gradient_with_a_window(emulation: Emulation, needs: Needs) -> None:
+    case = case_of((70, 90), window=(20, -1), softcap=2.0)
+    assert_gradients(case, emulation.backward(case, TILES[TWO_PASSES[1]], needs))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+@pytest.mark.parametrize("tiles", TWO_PASSES)
+def test_nothing_of_what_a_window_hides_reaches_a_gradient(
+    emulation: Emulation, tiles: str, softcap: float
+) -> None:
+    """Keys 10 to 12 are seen by rows 10 to 22 alone: theirs are the only gradients that NaN in them may reach."""
+    case = case_of((100, 100), window=(10, -1), softcap=softcap)
+    case.key[:, :, 10:13] = math.nan
+    case.value[:, :, 10:13] = math.inf
+    of_query, of_key, of_value = emulation.backward(case, TILES[tiles])
+    clean = [row for row in range(100) if not 10 <= row <= 22]
+    for got, exact, bound in zip((of_query,), case.exact, case.bounds, strict=False):
+        assert got is not None
+        error = (got.double() - exact).abs()[:, :, clean]
+        assert (error <= bound[:, :, clean]).all()
+    # A key that shares no row with these keys: before row 10 - 10 = 0 there is none, so those from 23 on.
+    for got, exact, bound in zip((of_key, of_value), case.exact[1:], case.bounds[1:], strict=True):
+        assert got is not None
+        assert ((got.double() - exact).abs() <= bound)[:, :, 23:].all()
+
+
+@pytest.mark.parametrize("change", [{"window_left": 5}, {"window_right": 5}, {"softcap": 2.0}])
+def test_a_window_or_a_cap_takes_these_kernels_alone(change: dict[str, Any]) -> None:
+    problem = dataclasses.replace(problem_of(case_of(head_dim=128, causal=False)), **change)
+    choice = select(problem, H200)
+    assert choice.kernel is GradientKind.PORTABLE
+    portable.check(problem, choice.configuration)
+    if "window_right" not in change:
+        with pytest.raises(InputError, match="chosen for another problem"):
+            portable.check(problem, configs.configuration("sm_90", 128))
