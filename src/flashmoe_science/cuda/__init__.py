@@ -27,7 +27,7 @@ def kernels(architectures: Iterable[str]) -> list[CudaKernel]:
     """
     names = dict.fromkeys(base_architecture(name) for name in architectures)
     modules = [
-        importlib.import_module(found.name) for found in pkgutil.walk_packages(__path__, f"{__name__}.")
+        importlib.import_module(module.name) for module in pkgutil.walk_packages(__path__, f"{__name__}.")
     ]
     listed = [module.kernels for module in modules if hasattr(module, "kernels")]
     built = [kernel for name in names for of_module in listed for kernel in of_module(name)]

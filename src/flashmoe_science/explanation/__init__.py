@@ -66,8 +66,8 @@ def _records() -> Mapping[Callable[..., Any], Explainable]:
     """By the function as it was defined."""
     package = importlib.import_module(f"{__name__}.functions")
     records = [
-        importlib.import_module(f"{package.__name__}.{found.name}").EXPLAINED
-        for found in pkgutil.iter_modules(package.__path__)
+        importlib.import_module(f"{package.__name__}.{module.name}").EXPLAINED
+        for module in pkgutil.iter_modules(package.__path__)
     ]
     return {inspect.unwrap(record.function): record for record in records}
 

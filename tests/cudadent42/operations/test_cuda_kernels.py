@@ -93,10 +93,10 @@ def any_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_operations_have_all_kernels_but_those_of_none(architecture: str) -> None:
     """What a new module lists is built ahead, and found missing here unless an operation has it as its own."""
-    found = {key(each): each.function for each in kernels([architecture])}
+    built = {key(each): each.function for each in kernels([architecture])}
     own = {key(each) for name in names() for each in definition(name).cuda_kernels([architecture])}
-    assert own < found.keys()
-    assert {function for each, function in found.items() if each not in own} == OF_NO_OPERATION
+    assert own < built.keys()
+    assert {function for each, function in built.items() if each not in own} == OF_NO_OPERATION
 
 
 @pytest.mark.usefixtures("any_compiler")
@@ -106,11 +106,11 @@ def test_every_module_that_lists_kernels_is_found(architecture: str) -> None:
     files = [path for path in CUDA.rglob("*.py") if "\ndef kernels(" in path.read_text(encoding="utf-8")]
     files.remove(CUDA / "__init__.py")
     assert len(files) > 15
-    found = {key(each) for each in kernels([architecture])}
+    built = {key(each) for each in kernels([architecture])}
     for path in files:
         name = ".".join(("flashmoe_science.cuda", *path.relative_to(CUDA).with_suffix("").parts))
         own = sys.modules[name].kernels(base_architecture(architecture))
-        assert {key(each) for each in own} <= found, name
+        assert {key(each) for each in own} <= built, name
 
 
 @pytest.mark.usefixtures("any_compiler")
