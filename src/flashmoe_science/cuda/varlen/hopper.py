@@ -5,6 +5,7 @@ What is launched depends on no length: the grid has a block for each multiproces
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 import threading
@@ -44,6 +45,8 @@ _FEWEST_PAGE_ROWS = 16
 """Of a box: with pages of 1, whose boxes are 128 bytes, this kernel took 5.9 times as long as the dense one."""
 _BUILT_AHEAD = (64, 128)
 """Head dimensions."""
+_REMEMBERED = 16
+"""Extents whose tiles a problem's calls find without a look at the tables."""
 _ANY = Extent(rows=1, slices=1, max_seqlen_k=1, multiprocessors=1)
 """For the tile that does not depend on what else is in the batch. `split_keys` asks for no more: a row's sums are over
 blocks of its own sequence in a fixed order, and no row of another sequence has a say in them."""
@@ -111,6 +114,7 @@ def _tiles(problem: Problem, device: Device) -> Callable[[int, int], HopperVarle
         return lambda rows, max_seqlen_k: usual
     slices, multiprocessors = problem.num_heads // heads_of_tile(problem), device.multiprocessors
 
+    @functools.lru_cache(maxsize=_REMEMBERED)  # the layers of a step make the same call
     def tile_for(rows: int, max_seqlen_k: int) -> HopperVarlenConfiguration:
         return configs.configuration(*dimensions, has, Extent(rows, slices, max_seqlen_k, multiprocessors))
 
