@@ -9,10 +9,7 @@ from typing import Any
 
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from flashmoe_science.operators.attention import FORWARD
-from flashmoe_science.operators.moe import FUSED_MOE
-from flashmoe_science.operators.moe_training import TRAINING
-from flashmoe_science.operators.routing import TOPK_ROUTING
+from flashmoe_science.operators.registered import operators
 
 
 def save_list() -> list[Any]:
@@ -22,7 +19,7 @@ def save_list() -> list[Any]:
     that autograd records a row for each token and the gate and up projections of each of its choices: without these,
     ``fused_moe(..., recompute=True)``.
     """
-    return [FORWARD, FUSED_MOE, TRAINING, TOPK_ROUTING]
+    return [each.overload for each in operators() if each.kept]
 
 
 def context_fn() -> tuple[Any, Any]:

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
 
 import flashmoe_science
-from flashmoe_science import InputError, explain, flash_attention, fused_moe
+from flashmoe_science import (
+    DeviceError,
+    InputError,
+    attention_varlen,
+    explain,
+    flash_attention,
+    fused_moe,
+    topk_routing,
+)
 from flashmoe_science.cuda.attention import KernelKind
 from flashmoe_science.cuda.device import GPUS
 from flashmoe_science.cuda.moe import MoeKind
+from flashmoe_science.cuda.varlen import VarlenKernel
 from flashmoe_science.explanation import Explanation
 from flashmoe_science.jit import host
 
 
 @pytest.fixture(autouse=True)
 def nothing_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FLASHMOE_CUDA_KERNEL", "FLASHMOE_MOE_KERNEL", host.INSTRUCTION_SET_VARIABLE):
+    variables = ("FLASHMOE_CUDA_KERNEL", "FLASHMOE_CUDA_VARLEN", "FLASHMOE_MOE_KERNEL")
+    for name in (*variables, host.INSTRUCTION_SET_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -36,6 +47,27 @@ def experts(tokens: int, dtype: torch.dtype = torch.bfloat16, device: str = "met
         torch.empty(tokens, 2, device=device),
         torch.zeros(tokens, 2, dtype=torch.int32, device=device),
     )
+
+
+def sequences(
+    queries: int, dtype: torch.dtype = torch.bfloat16, device: str = "meta", cache: torch.dtype | None = None
+) -> dict[str, Any]:
+    """Arguments of `attention_varlen`: 8 sequences over pages of 16."""
+    keys = torch.empty(64, 16, 4, 128, dtype=cache or dtype, device=device)
+
+    def int32(*shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=torch.int32, device=device)
+
+    return {
+        "query": torch.empty(8 * queries, 16, 128, dtype=dtype, device=device),
+        "key": keys,
+        "value": keys,
+        "cu_seqlens_q": int32(9),
+        "max_seqlen_q": queries,
+        "max_seqlen_k": 128,
+        "block_table": int32(8, 8),
+        "seqused_k": int32(8),
+    }
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -56,6 +88,61 @@ def test_every_other_way_through_experts_has_its_reason(gpu: str, tokens: int) -
     explained = explain(fused_moe, *experts(tokens), gpu=gpu)
     assert {explained.kernel, *(name for name, _ in explained.others)} == {kind.value for kind in MoeKind}
     assert all(reason for _, reason in explained.others)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("queries", [1, 16, 4096])
+def test_every_other_kernel_of_sequences_has_its_reason(gpu: str, queries: int) -> None:
+    given = sequences(queries, torch.float16)
+    if gpu == "T4" and queries > 1:
+        with pytest.raises(DeviceError, match="portable: it needs sm_80 or later, and the GPU is sm_75"):
+            explain(attention_varlen, gpu=gpu, **given)
+        return
+    explained = explain(attention_varlen, gpu=gpu, **given)
+    kernels = [explained.kernel, *(name for name, _ in explained.others)]
+    assert sorted(kernels) == sorted(kind.value for kind in VarlenKernel)
+    assert explained.kernel == (
+        "decode" if queries == 1 else "hopper" if gpu in ("H100", "H200") else "portable"
+    )
+    assert explained.reason
+    assert all(reason for _, reason in explained.others)
+    assert explained.configuration.head_dim == 128
+
+
+def test_a_cache_of_fp8_is_widened_for_prompts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, prompt = (
+        explain(attention_varlen, gpu="H200", **sequences(queries, cache=torch.float8_e4m3fn))
+        for queries in (1, 512)
+    )
+    assert step.kernel == "decode"
+    assert {reason for _, reason in step.others} == {"it reads no cache of FP8"}
+    assert prompt.kernel == "hopper"
+    assert prompt.reason.endswith("over a copy of the cache in 16 bits")
+    assert dict(prompt.others)["decode"].startswith("it is for few queries")
+    monkeypatch.setenv("FLASHMOE_CUDA_VARLEN", "portable")
+    asked = explain(attention_varlen, gpu="H200", **sequences(512))
+    assert asked.kernel == "portable"
+    assert {reason for _, reason in asked.others} == {"FLASHMOE_CUDA_VARLEN asks for another"}
+    on_cpu = explain(attention_varlen, **sequences(1, device="cpu", cache=torch.float8_e4m3fn))
+    assert on_cpu.reason.endswith("with a copy of the keys in float32")
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("experts", [8, 60, 256, 1024])
+def test_a_routers_choice_has_one_kernel(gpu: str, experts: int) -> None:
+    explained = explain(topk_routing, torch.empty(5, experts, device="meta"), 4, gpu=gpu)
+    assert (explained.kernel, explained.others) == ("topk_routing", ())
+    assert explained.configuration.experts >= experts
+    assert str(explained).splitlines()[-1] == "  gradients: PyTorch's operations"
+
+
+def test_what_can_be_explained_is_what_the_words_say() -> None:
+    with pytest.raises(InputError) as refused:
+        explain(torch.add)
+    names = re.findall(r"\w+", str(refused.value).partition("expected ")[2].replace(" or ", " "))
+    assert names == sorted(("flash_attention", "attention_varlen", "fused_moe", "topk_routing"))
+    described = str(explain.__doc__).partition("function:")[2].partition("tensors, options:")[0]
+    assert set(re.findall(r"`(\w+)`", described)) == set(names)
 
 
 def test_the_reasons_are_those_of_the_call() -> None:
@@ -112,6 +199,9 @@ def test_the_matrix_unit_is_named_where_it_is_taken(
         tensors = attention(4, 4, dtype, "cpu") if given is attention else experts(4, dtype, "cpu")
         return explain(function, *tensors)
 
+    of_sequences = explain(attention_varlen, **sequences(1, device="cpu")).reason
+    assert ("with its matrix unit" in of_sequences) is granted
+    assert "matrix unit" not in explain(topk_routing, torch.randn(2, 8), 2).reason
     if granted:
         assert explained(torch.bfloat16).configuration == "amx"
         assert "with its matrix unit" in explained(torch.bfloat16).reason
@@ -141,6 +231,10 @@ def test_it_reads_as_a_few_lines() -> None:
         (flash_attention, attention(4, 4, torch.float32), {"gpu": "H200"}, "take float16 and bfloat16"),
         (flash_attention, attention(4, 4), {"causal": 2, "gpu": "H200"}, "causal is 2"),
         (fused_moe, experts(4), {"activation": "relu", "gpu": "H200"}, "activation is 'relu'"),
+        (attention_varlen, (), sequences(1) | {"max_seqlen_q": -1, "gpu": "H200"}, "max_seqlen_q is -1"),
+        (attention_varlen, (), sequences(1), "the tensors are on meta"),
+        (topk_routing, (torch.empty(2, 8), 9), {}, "k is 9 but logits has 8 experts"),
+        (topk_routing, (torch.empty(2, 2048), 9), {"gpu": "L4"}, "takes at most 1024"),
     ],
 )
 def test_bad_input_says_what_was_wrong(function: Any, tensors: Any, options: Any, message: str) -> None:

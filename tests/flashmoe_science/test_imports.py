@@ -42,17 +42,19 @@ LAYERS = {
     "cuda.attention",
     "cuda.rotation": "errors jit cuda",
     "cuda.key_lists": "jit cuda",
-    "operators.sharding": "",
+    "operators.registered": "",
+    "operators.flops": "",
+    "operators.sharding": "operators.registered",
     "operators.compiled_code": "",
     "operators.recording": "errors torch_private operators.sharding",
-    "operators.library": "operators.compiled_code",
+    "operators.library": "operators.registered operators.flops operators.compiled_code",
     "varlen.launch": "errors alike torch_private plans arguments varlen.problem varlen.arguments cpu cuda cuda.varlen",
     "operators": "errors torch_private direct arguments gradients moe_arguments moe_gradients routing_gradients "
     "routing_options quantized varlen.arguments varlen.launch cpu cuda.attention cuda.moe cuda.rotation cuda.key_lists "
-    "operators.recording operators.library",
+    "operators.flops operators.sharding operators.recording operators.library",
     "varlen": "errors autocast direct arguments gradients varlen.options varlen.arguments varlen.transform "
     "varlen.append_arguments varlen.launch cpu cuda.attention cuda.varlen operators.recording operators",
-    "checkpoint": "operators",
+    "checkpoint": "operators.registered",
     "autograd": "errors torch_private gradients operators",
     "moe_autograd": "errors torch_private moe_arguments moe_gradients operators",
     "attention": "errors autocast torch_private direct arguments gradients cpu cuda.attention operators.sharding "
@@ -64,7 +66,8 @@ LAYERS = {
     "router_losses": "errors torch_private arguments direct moe_arguments routing_gradients routing_options cpu "
     "cuda.moe moe moe_capacity",
     "moe_layer": "errors autocast arguments moe_arguments moe moe_capacity moe_states router_losses",
-    "explanation": "errors jit arguments moe_arguments quantized cpu cuda cuda.attention cuda.moe attention moe",
+    "explanation": "errors jit arguments moe_arguments quantized varlen.problem varlen.arguments cpu cuda "
+    "cuda.attention cuda.moe cuda.varlen varlen attention moe",
     "takeover": "errors autocast torch_private direct arguments gradients moe_arguments cpu cuda cuda.attention "
     "cuda.moe cuda.key_lists operators attention moe",
     "huggingface": "errors jit torch_private direct arguments moe_arguments routing_composition cuda.rotation "

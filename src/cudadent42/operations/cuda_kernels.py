@@ -1,4 +1,7 @@
-"""Compiling the CUDA kernels ahead of time, for any architecture, on any machine."""
+"""Compiling the CUDA kernels ahead of time, for any architecture, on any machine.
+
+No list names them: `flashmoe_science.cuda.kernels` finds them, and an operation's definition says which are its own.
+"""
 
 from __future__ import annotations
 
@@ -6,60 +9,19 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from flashmoe_science.cuda import attention, moe, rotation, varlen
-from flashmoe_science.cuda.varlen import append
+from flashmoe_science.cuda import kernels
 from flashmoe_science.jit.cache import CompileCache, default_cache
 from flashmoe_science.jit.limits import base_architecture
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
 from flashmoe_science.jit.records import KernelBuild
 
-
-def kernels(architectures: Iterable[str]) -> list[CudaKernel]:
-    """Every kernel and configuration that a call could take on these (``sm_90``, ``sm_90a``); see `varlen_kernels`."""
-    names = list(architectures)
-    return [
-        *attention_kernels(names),
-        *attention_gradient_kernels(names),
-        *varlen_kernels(names),
-        *moe_kernels(names),
-        *moe_gradient_kernels(names),
-        *_kernels(rotation.kernels, names),
-    ]
+__all__ = ["build", "kernels", "kernels_of"]
 
 
-def attention_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
-    """Those of attention's forward pass."""
-    return _kernels(attention.kernels, architectures)
-
-
-def attention_gradient_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
-    """Those of attention's backward pass."""
-    return _kernels(attention.gradients.kernels, architectures)
-
-
-def varlen_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
-    """Those of attention over sequences of any lengths that common calls take, and of their cache; others compile at
-    their first call.
-    """
-    names = list(architectures)
-    return [*_kernels(varlen.kernels, names), *_kernels(append.kernels, names)]
-
-
-def moe_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
-    """Those of the mixture of experts and its routing."""
-    return _kernels(moe.kernels, architectures)
-
-
-def moe_gradient_kernels(architectures: Iterable[str]) -> list[CudaKernel]:
-    """Those of the backward pass of a mixture of experts, and of the forward pass that keeps what it needs."""
-    return _kernels(moe.gradients.kernels, architectures)
-
-
-def _kernels(
-    of_operation: Callable[[str], list[CudaKernel]], architectures: Iterable[str]
-) -> list[CudaKernel]:
+def kernels_of(architectures: Iterable[str], *listed: Callable[[str], list[CudaKernel]]) -> list[CudaKernel]:
+    """What functions called ``kernels`` of `flashmoe_science.cuda` give for these (``sm_90``, ``sm_90a``)."""
     names = dict.fromkeys(base_architecture(name) for name in architectures)
-    return [kernel for name in names for kernel in of_operation(name)]
+    return [kernel for name in names for of_module in listed for kernel in of_module(name)]
 
 
 def build(architectures: Iterable[str], cache: CompileCache | None = None) -> list[KernelBuild]:

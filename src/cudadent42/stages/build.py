@@ -145,6 +145,7 @@ def _build_cpu(
 def _build_cuda(
     architectures: Sequence[str], on_progress: OnProgress, cases: Sequence[Case]
 ) -> list[KernelBuild | BuildFailure]:
+    from cudadent42.operations import cuda_kernels
     from flashmoe_science.jit.nvrtc import compile_kernel
 
     cache = default_cache()
@@ -162,6 +163,8 @@ def _build_cuda(
         kernels = operation_definition.cuda_kernels(architectures)
         own = [case for case in cases if case.operation == operation]
         each += operation_definition.needed(kernels, own) if own else kernels
+    if not cases:
+        each += cuda_kernels.kernels(architectures)  # what belongs to no operation, too
     # Operations share kernels: gradients need the forward pass too.
     wanted = list({(kernel.label, kernel.architecture): kernel for kernel in each}.values())
     built = []

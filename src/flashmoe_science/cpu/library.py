@@ -13,16 +13,7 @@ from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.jit.records import KernelBuild
 
 SOURCES = Path(__file__).resolve().parents[1] / "kernels" / "cpu"
-KERNELS = (
-    "attention_forward",
-    "attention_backward",
-    "attention_varlen",
-    "moe_forward",
-    "moe_backward",
-    "topk_routing",
-    "topk_routing_backward",
-    "paged_append",
-)
+KERNELS = tuple(sorted(source.stem for source in SOURCES.glob("*.cpp")))
 """Source files in kernels/cpu, without their ending."""
 ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """As the kernels number them (numbers.h)."""

@@ -93,6 +93,11 @@ class Refusal:
     reason: str
 
 
+def not_preferred(taken: Enum, why: str = "is preferred") -> str:
+    """The reason of a kernel that could take the problem which another one is taken for."""
+    return f"it could, but {taken.value} {why} for this problem"
+
+
 DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 """What the kernels compute with, as tables name it."""
 
@@ -180,8 +185,9 @@ class Selection(Generic[P]):
                 reason = self.modules[kind].why_not(problem, device)
             if reason is None:
                 preferred = index > order.index(choice.kernel)
-                why = "is preferred" if preferred else "was tuned and is faster"
-                reason = f"it could, but {choice.kernel.value} {why} for this problem"
+                reason = not_preferred(
+                    choice.kernel, "is preferred" if preferred else "was tuned and is faster"
+                )
             refusals.append(Refusal(kind, reason))
         return refusals
 

@@ -62,6 +62,12 @@ def kernel(seqlen_k: int, architecture: str) -> CudaKernel:
     )
 
 
+def kernels(architecture: str) -> list[CudaKernel]:
+    """See `cuda.choice.KernelModule`."""
+    most_at_once = math.prod(SHAPES[0])
+    return [kernel(seqlen_k, architecture) for seqlen_k in (most_at_once, most_at_once + 1)]
+
+
 def write_arguments(buffer: Any, seen: torch.Tensor, pitch: int) -> None:
     """All fields of the kernel's `KeyListsParameters` but the addresses."""
     batch, seqlen_q, seqlen_k = seen.shape

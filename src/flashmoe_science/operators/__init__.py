@@ -4,28 +4,13 @@ Eager calls on plain tensors go past the dispatcher (`flashmoe_science.direct`).
 torch.compile, torch.export, modes that count or select (selective checkpointing, FLOP counters), transforms of
 torch.func, tensor subclasses. Importing this package defines all of them, as a process needs that loads a program which
 torch.export saved.
+
+Every module of the folder is imported, and no list names them: an operator that was left out of one would be missing
+in such a process alone, which nobody runs while writing it. `registered.operators` gives what they define.
 """
 
-from flashmoe_science.operators import (
-    attention,
-    flops,
-    key_lists,
-    moe,
-    moe_quantized,
-    moe_training,
-    rotation,
-    routing,
-    varlen,
-)
+import importlib
+import pkgutil
 
-__all__ = [
-    "attention",
-    "flops",
-    "key_lists",
-    "moe",
-    "moe_quantized",
-    "moe_training",
-    "rotation",
-    "routing",
-    "varlen",
-]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

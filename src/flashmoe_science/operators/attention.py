@@ -18,7 +18,7 @@ from flashmoe_science.gradients import (
     Needs,
     with_contiguous_rows,
 )
-from flashmoe_science.operators import folding
+from flashmoe_science.operators import attention_rules, folding
 from flashmoe_science.operators.library import define
 from flashmoe_science.operators.recording import below_autograd, is_recorded, record, reject_tangents
 
@@ -267,6 +267,9 @@ FORWARD = define(
     cuda=_forward_on(cuda),
     fake=_fake_forward,
     recorded=_recorded_forward,
+    flops=attention_rules.forward_flops,
+    sharding=attention_rules.forward_sharding,
+    kept=True,
 )
 """`flashmoe_science.flash_attention` with its log-sum-exp; arguments, results and errors as there."""
 
@@ -278,6 +281,8 @@ BACKWARD = define(
     cuda=_backward_on(cuda),
     fake=_fake_backward,
     recorded=_recorded_backward,
+    flops=attention_rules.backward_flops,
+    sharding=attention_rules.backward_sharding,
 )
 """Gradients of query, key and value, as `flashmoe_science.gradients.Backward` says; None for one that is not needed."""
 

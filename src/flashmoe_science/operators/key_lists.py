@@ -69,6 +69,8 @@ KEY_LISTS = define(
     cuda=_on_cuda,
     fake=_fake,
     recorded=_recorded,
+    flops="it computes with whole numbers alone",
+    sharding=None,
 )
 """Which keys each query of a mask sees.
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flashmoe_science.operators.compiled_code import follow_the_operators
+from flashmoe_science.operators.flops import count_by
+from flashmoe_science.operators.registered import Operator, register
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -26,8 +28,11 @@ def define(
     cuda: Callable[..., Any],
     fake: Callable[..., Any],
     recorded: Callable[..., Any],
+    flops: Callable[..., int] | str,
+    sharding: Callable[..., Any] | None,
+    kept: bool = False,
 ) -> OpOverload[..., Any]:
-    """A new functional operator.
+    """A new functional operator, registered with what PyTorch asks about it.
 
     The functions take the schema's arguments with the schema's defaults: the dispatcher leaves out what equals them.
 
@@ -36,6 +41,7 @@ def define(
         cpu, cuda: the operator for tensors of that device.
         fake: results of the right shapes, strides, dtypes and devices, whose contents do not matter.
         recorded: what autograd makes of a call; it ends in `recording.below_autograd`.
+        flops, sharding, kept: see `registered.Operator`.
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=_TAGS)
@@ -50,4 +56,7 @@ def define(
 
     torch.library.register_fake(f"flashmoe_science::{name}", fake_while_compiling, lib=LIBRARY)
     operator: OpOverload[..., Any] = getattr(torch.ops.flashmoe_science, name).default
+    if not isinstance(flops, str):
+        count_by(operator, flops)
+    register(Operator(operator, flops, sharding, kept))
     return operator

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from flashmoe_science.errors import InputError
+from flashmoe_science.operators.attention_rules import forward_flops
 from flashmoe_science.operators.library import define
 from flashmoe_science.operators.recording import below_autograd, is_recorded, reject_tangents
 from flashmoe_science.varlen.arguments import Inputs, Options
@@ -123,5 +124,7 @@ LISTED_KEYS = define(
     cuda=attend,
     fake=_fake,
     recorded=_recorded,
+    flops=forward_flops,
+    sharding=None,
 )
 """See `attend`."""

@@ -15,7 +15,7 @@ from flashmoe_science.moe_arguments import (
     check_moe_arguments,
     parse_choice,
 )
-from flashmoe_science.operators import folding
+from flashmoe_science.operators import folding, moe_rules
 from flashmoe_science.operators.library import define
 from flashmoe_science.operators.moe_training import record_training
 from flashmoe_science.operators.recording import below_autograd, is_recorded, reject_tangents
@@ -144,6 +144,9 @@ FUSED_MOE = define(
     cuda=_on(cuda),
     fake=_fake,
     recorded=_recorded,
+    flops=moe_rules.forward_flops,
+    sharding=moe_rules.forward_sharding,
+    kept=True,
 )
 """`flashmoe_science.fused_moe` into a new tensor; arguments, result and errors as there."""
 

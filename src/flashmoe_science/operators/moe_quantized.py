@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from flashmoe_science.cpu import moe_quantized as cpu
 from flashmoe_science.moe_arguments import Activation, W13Layout, parse_choice, reject_moe_gradients
+from flashmoe_science.operators.flops import Shape
 from flashmoe_science.operators.library import define
 from flashmoe_science.operators.recording import below_autograd, reject_tangents
 from flashmoe_science.quantized import check_quantized_arguments
@@ -87,6 +90,22 @@ def _recorded(
     return result
 
 
+def _flops(
+    hidden_states: Shape,
+    w13: Shape,
+    w2: Shape,
+    topk_weights: Shape,
+    topk_ids: Shape,
+    *options: Any,
+    **named: Any,
+) -> int:
+    """As `moe_rules.forward_flops`; sizes of packed weights are taken from the tokens and the rows."""
+    tokens, chosen = topk_ids
+    hidden = hidden_states[1]
+    intermediate = w2[2] * hidden // w13[2]
+    return 2 * tokens * chosen * hidden * (w13[1] + intermediate)
+
+
 FUSED_MOE_QUANTIZED = define(
     "fused_moe_quantized(Tensor hidden_states, Tensor w13, Tensor w2, Tensor topk_weights, Tensor topk_ids,"
     ' Tensor w13_scales, Tensor w2_scales, str activation="silu", str w13_layout="concat") -> Tensor',
@@ -94,5 +113,7 @@ FUSED_MOE_QUANTIZED = define(
     cuda=_forward,
     fake=_fake,
     recorded=_recorded,
+    flops=_flops,
+    sharding=None,
 )
 """`flashmoe_science.fused_moe` with scales, into a new tensor; arguments, result and errors as there."""

@@ -18,7 +18,7 @@ from flashmoe_science.moe_arguments import (
     parse_choice,
 )
 from flashmoe_science.moe_gradients import SECOND_DERIVATIVES, MoeBackend, MoeNeeds, MoeTensors
-from flashmoe_science.operators import folding
+from flashmoe_science.operators import folding, moe_rules
 from flashmoe_science.operators.library import define
 from flashmoe_science.operators.recording import below_autograd, is_recorded, record, reject_tangents
 
@@ -252,6 +252,9 @@ TRAINING = define(
     cuda=_forward_on(cuda),
     fake=_fake_forward,
     recorded=_recorded_forward,
+    flops=moe_rules.forward_flops,
+    sharding=moe_rules.training_sharding,
+    kept=True,
 )
 """`flashmoe_science.fused_moe` with what its backward pass needs: z, or no rows where it is not kept."""
 
@@ -265,6 +268,8 @@ BACKWARD = define(
     cuda=_backward_on(cuda),
     fake=_fake_backward,
     recorded=_recorded_backward,
+    flops=moe_rules.backward_flops,
+    sharding=moe_rules.backward_sharding,
 )
 """The gradients, as `flashmoe_science.moe_gradients.MoeBackward` says; None for one that is not needed."""
 

@@ -120,6 +120,8 @@ ROTATE = define(
     cuda=_on_cuda,
     fake=_fake,
     recorded=_recorded,
+    flops="it multiplies no matrices",
+    sharding=None,
 )
 """Queries and keys turned by their positions: of a head's halves x and y, x cos - y sin and y cos + x sin.
 

@@ -14,6 +14,7 @@ from flashmoe_science.moe_arguments import Scores, check_topk_arguments, parse_c
 from flashmoe_science.operators import folding
 from flashmoe_science.operators.library import define
 from flashmoe_science.operators.recording import below_autograd, is_recorded, record, reject_tangents
+from flashmoe_science.operators.sharding import Rule
 from flashmoe_science.routing_gradients import logits_gradient
 from flashmoe_science.routing_options import RoutingOptions
 from flashmoe_science.torch_private import is_batched
@@ -187,6 +188,22 @@ def _vmapped(
     return tuple(torch.stack(results) for results in zip(*calls, strict=True)), (0, 0)
 
 
+def _sharding(
+    logits: Any,
+    k: int,
+    scores: str = "softmax",
+    renormalize: bool = True,
+    correction_bias: Any = None,
+    *options: Any,
+    **named: Any,
+) -> Rule:
+    from torch.distributed.tensor import Replicate, Shard
+
+    whole, tokens = Replicate(), Shard(0)
+    bias = [] if correction_bias is None else [whole]
+    return [([whole, whole], [whole, *bias]), ([tokens, tokens], [tokens, *bias])]
+
+
 TOPK_ROUTING = define(
     'topk_routing(Tensor logits, int k, str scores="softmax", bool renormalize=True, Tensor? correction_bias=None,'
     " float scaling_factor=1.0, int groups=1, int top_groups=1) -> (Tensor weights, Tensor ids)",
@@ -194,6 +211,9 @@ TOPK_ROUTING = define(
     cuda=_on_cuda,
     fake=_fake,
     recorded=_recorded,
+    flops="it multiplies no matrices",
+    sharding=_sharding,
+    kept=True,
 )
 """`flashmoe_science.topk_routing`; arguments, results and errors as there."""
 

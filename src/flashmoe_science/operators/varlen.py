@@ -95,5 +95,7 @@ VARLEN = define(
     cuda=_forward,
     fake=_fake,
     recorded=_recorded,
+    flops="lengths lie on the device, where no formula of shapes reads them",
+    sharding=None,
 )
 """`flashmoe_science.attention_varlen` with its log-sum-exp; arguments, results and errors as there."""

@@ -23,21 +23,8 @@ def prepare(problem: Problem, dtype: torch.dtype, prepare_wide: Callable[[Proble
     Args:
         prepare_wide: see `problem.Backend.prepare`, on the device that the tensors will be on.
     """
-    page, heads = problem.page_size, problem.num_kv_heads
-
-    def strides(dim: int) -> tuple[int, int, int]:
-        return page * heads * dim, heads * dim if page != 1 else 0, dim if heads > 1 else 0
-
-    wide = replace(
-        problem,
-        dtype=dtype,
-        quantized=None,
-        query_strides=(problem.num_heads * problem.head_dim, problem.head_dim),
-        key_strides=strides(problem.head_dim),
-        value_strides=strides(problem.value_dim),
-        output_strides=(problem.num_heads * problem.value_dim, problem.value_dim),
-    )
-    run_wide = prepare_wide(wide)
+    page = problem.page_size
+    run_wide = prepare_wide(widened(problem, dtype))
 
     def run(tensors: Tensors, sizes: Sizes) -> None:
         pages, table = None, tensors.block_table
@@ -70,6 +57,24 @@ def prepare(problem: Problem, dtype: torch.dtype, prepare_wide: Callable[[Proble
         tensors.output.copy_(output)
 
     return run
+
+
+def widened(problem: Problem, dtype: torch.dtype) -> Problem:
+    """The problem of the copy, as which a quantised one is computed."""
+    page, heads = problem.page_size, problem.num_kv_heads
+
+    def strides(dim: int) -> tuple[int, int, int]:
+        return page * heads * dim, heads * dim if page != 1 else 0, dim if heads > 1 else 0
+
+    return replace(
+        problem,
+        dtype=dtype,
+        quantized=None,
+        query_strides=(problem.num_heads * problem.head_dim, problem.head_dim),
+        key_strides=strides(problem.head_dim),
+        value_strides=strides(problem.value_dim),
+        output_strides=(problem.num_heads * problem.value_dim, problem.value_dim),
+    )
 
 
 def _widened(

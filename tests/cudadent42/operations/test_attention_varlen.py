@@ -25,6 +25,7 @@ from cudadent42.plan import Choices, make_plan
 from cudadent42.registry import registry
 from cudadent42.stages.verify import verify
 from cudadent42.suites.loader import load_suite, parse_suite
+from flashmoe_science.cuda import wgmma
 
 CASE = VarlenCase("unit", "fp32", 5, 4, 2, longest=60, shortest=7, head_dim=16, page_size=8)
 VARIANTS = {
@@ -382,3 +383,19 @@ def test_cases_that_make_no_sense_are_refused(numbers: str, message: str) -> Non
     )
     with pytest.raises(UsageError, match=message):
         parse_suite(text, "unit.toml")
+
+
+def test_its_kernels_are_built_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wgmma, "nvrtc_version", lambda: (13, 0))
+    kernels = definition("attention_varlen").cuda_kernels(["sm_80", "sm_90a"])
+    functions = {kernel.function for kernel in kernels}
+    assert functions == {"attention_varlen", "attention_decode", "attention_hopper_varlen", "paged_append"}
+    case = replace(CASE, dtype="bf16", head_dim=128, page_size=16)
+    needed = definition("attention_varlen").needed(kernels, [case])
+    assert {kernel.function for kernel in needed} == functions - {"paged_append"}
+    assert {kernel.macros["HEAD_DIM"] for kernel in needed} == {128}
+    assert {kernel.macros.get("PAGED", 1) for kernel in needed} == {1}
+    packed = definition("attention_varlen").needed(kernels, [replace(case, page_size=0)])
+    assert {kernel.macros["PAGED"] for kernel in packed if "PAGED" in kernel.macros} == {0}
+    for other in (replace(case, dtype="fp32"), replace(case, fp8_scales="key"), replace(case, head_dim=256)):
+        assert definition("attention_varlen").needed(kernels, [other]) == []

@@ -8,14 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from cudadent42.operations import definition, names
 from cudadent42.operations.cuda_kernels import build, kernels
 from flashmoe_science.cuda import device, wgmma
 from flashmoe_science.cuda.attention import KernelKind
 from flashmoe_science.cuda.attention.select import module
 from flashmoe_science.errors import DeviceError
 from flashmoe_science.jit.cache import CompileCache
+from flashmoe_science.jit.limits import base_architecture
+from flashmoe_science.jit.nvrtc import CudaKernel
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a")
+OF_NO_OPERATION = {"key_lists", "rotate"}
+"""Functions of kernels that no case of the lab leads to: masks as lists of keys, and queries and keys by positions."""
+CUDA = Path(device.__file__).parent
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -51,6 +57,7 @@ def test_which_kernels_an_architecture_gets() -> None:
         "attention_decode",
         "topk_routing",
         "rotate",
+        "key_lists",
     } | backward | {"paged_append"}
     functions = {kernel.function for kernel in kernels(["sm_80"])}
     few = {"moe_few_split", "moe_few_tiles", "moe_few_combined"}
@@ -70,6 +77,46 @@ def test_which_kernels_an_architecture_gets() -> None:
     assert kernels(["sm_90"]) == kernels(["sm_90a"])
     assert len(kernels(["sm_80", "sm_86", "sm_80"])) == len(kernels(["sm_80"])) + len(kernels(["sm_86"]))
     assert all(module(kind).kernels("sm_90") for kind in KernelKind)
+
+
+def key(kernel: CudaKernel) -> tuple[str, str]:
+    return kernel.architecture, kernel.label
+
+
+@pytest.fixture
+def any_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is listed for sm_90 depends on the compiler's version, and here none has to be installed."""
+    monkeypatch.setattr(wgmma, "nvrtc_version", lambda: (13, 0))
+
+
+@pytest.mark.usefixtures("any_compiler")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_operations_have_all_kernels_but_those_of_none(architecture: str) -> None:
+    """What a new module lists is built ahead, and found missing here unless an operation has it as its own."""
+    built = {key(each): each.function for each in kernels([architecture])}
+    own = {key(each) for name in names() for each in definition(name).cuda_kernels([architecture])}
+    assert own < built.keys()
+    assert {function for each, function in built.items() if each not in own} == OF_NO_OPERATION
+
+
+@pytest.mark.usefixtures("any_compiler")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_module_that_lists_kernels_is_found(architecture: str) -> None:
+    """By the text of each file, as it may lie where no package is."""
+    files = [path for path in CUDA.rglob("*.py") if "\ndef kernels(" in path.read_text(encoding="utf-8")]
+    files.remove(CUDA / "__init__.py")
+    assert len(files) > 15
+    built = {key(each) for each in kernels([architecture])}
+    for path in files:
+        name = ".".join(("flashmoe_science.cuda", *path.relative_to(CUDA).with_suffix("").parts))
+        own = sys.modules[name].kernels(base_architecture(architecture))
+        assert {key(each) for each in own} <= built, name
+
+
+@pytest.mark.usefixtures("any_compiler")
+def test_every_source_is_built_ahead() -> None:
+    sources = {path.name for path in (CUDA.parent / "kernels" / "cuda").glob("*.cu")}
+    assert {each.source for each in kernels(["sm_90"])} == sources
 
 
 @pytest.mark.usefixtures("nvrtc")

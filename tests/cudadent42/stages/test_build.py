@@ -11,10 +11,14 @@ from cudadent42.operations.attention import OPERATION
 from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.operations.attention_backward import OPERATION as GRADIENTS
 from cudadent42.operations.attention_backward.case import AttentionBackwardCase
+from cudadent42.operations.cuda_kernels import kernels
 from cudadent42.plan import Choices, make_plan
 from cudadent42.preflight.toolchain import nvrtc_version
 from cudadent42.registry import registry
 from cudadent42.stages.build import build, build_for, check_architectures, choose_device
+from flashmoe_science.errors import BuildError
+from flashmoe_science.jit import nvrtc
+from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.jit.requirements import install_command
 
 
@@ -71,6 +75,17 @@ def test_kernels_of_gradients_belong_to_the_operations_that_compute_them() -> No
     )
     assert {kernel.macros.get("HEAD_DIM", 96) for kernel in needed} == {80, 96, 128}
     assert GRADIENTS.needed(both, [replace(case, head_dim=512)]) == []
+
+
+def test_without_cases_all_is_built_what_belongs_to_no_operation_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(kernel: CudaKernel, cache: object) -> None:
+        raise BuildError("not now", log="")
+
+    monkeypatch.setattr(nvrtc, "compile_kernel", refused)
+    report = build("cuda", ("sm_80",), Progress())
+    labels = [failure.kernel for failure in report.failures]
+    assert sorted(labels) == sorted(kernel.label for kernel in kernels(["sm_80"]))
+    assert any(label.startswith("rotate") for label in labels)
 
 
 def test_nothing_is_built_for_a_race_without_our_kernels() -> None:

@@ -23,17 +23,9 @@ from flashmoe_science.jit.host import InstructionSet
 
 def test_build_lists_every_kernel_and_finds_it_again() -> None:
     first, second = cpu.build(), cpu.build()
-    kernels = [
-        "attention_forward",
-        "attention_backward",
-        "attention_varlen",
-        "moe_forward",
-        "moe_backward",
-        "topk_routing",
-        "topk_routing_backward",
-        "paged_append",
-    ]
-    assert [build.recipe.kernel for build in first] == kernels
+    kernels = [build.recipe.kernel for build in first]
+    assert kernels == sorted(path.stem for path in SOURCES.glob("*.cpp"))
+    assert {"attention_forward", "moe_forward", "topk_routing"} < set(kernels)
     assert all(build.cached for build in second)
     for build in second:
         assert build.artifact.read_bytes()[:4] == b"\x7fELF"

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import torch
 
-from flashmoe_science import operators
 from flashmoe_science.operators.library import LIBRARY
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "compile.md"
 
 
 def test_every_operator_is_listed_with_its_arguments_and_defaults() -> None:
-    assert operators.attention.FORWARD
     listed = dict(re.findall(r"^\| `(\w+)\(([^`]*)\)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     defined = {name.partition("::")[2] for name in LIBRARY._op_defs}
     assert listed.keys() == defined

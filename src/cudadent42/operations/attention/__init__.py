@@ -167,9 +167,10 @@ def _plug_in(function: Callable[..., Any]) -> Callable[[AttentionCase, Attention
 
 
 def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
-    from cudadent42.operations.cuda_kernels import attention_kernels
+    from cudadent42.operations.cuda_kernels import kernels_of
+    from flashmoe_science.cuda import attention
 
-    return attention_kernels(architectures)
+    return kernels_of(architectures, attention.kernels)
 
 
 def _needed(kernels: Sequence[CudaKernel], cases: Sequence[AttentionCase]) -> list[CudaKernel]:

@@ -23,9 +23,10 @@ CaseT = TypeVar("CaseT", bound=AttentionBackwardCase)
 
 def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
     """Of both passes: gradients are those of a result that the forward pass gave."""
-    from cudadent42.operations.cuda_kernels import attention_gradient_kernels
+    from cudadent42.operations.cuda_kernels import kernels_of
+    from flashmoe_science.cuda.attention import gradients
 
-    return [*FORWARD.cuda_kernels(architectures), *attention_gradient_kernels(architectures)]
+    return [*FORWARD.cuda_kernels(architectures), *kernels_of(architectures, gradients.kernels)]
 
 
 def definition(case_type: type[CaseT]) -> Definition[CaseT, BackwardInputs]:

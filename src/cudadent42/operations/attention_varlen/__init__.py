@@ -16,6 +16,11 @@ from cudadent42.operations.interface import Definition, Numerics, columns_with, 
 if TYPE_CHECKING:
     from cudadent42.model.implementations import Call, Implementation
     from cudadent42.operations.attention_varlen.inputs import VarlenInputs
+    from flashmoe_science.jit.nvrtc import CudaKernel
+
+_ELEMENT_BF16 = {"bf16": 1, "fp16": 0}
+"""The CUDA kernels' macro for the dtypes that they take."""
+_FUNCTIONS = ("attention_decode", "attention_hopper_varlen", "attention_varlen")
 
 
 def _parse_case(table: Table, name: str, dtype: str) -> VarlenCase:
@@ -157,6 +162,33 @@ def _plug_in(function: Callable[..., Any]) -> Callable[[VarlenCase, VarlenInputs
     return prepare
 
 
+def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
+    """Those of common calls, and of the cache that they read; others compile at their first call."""
+    from cudadent42.operations.cuda_kernels import kernels_of
+    from flashmoe_science.cuda import varlen
+    from flashmoe_science.cuda.varlen import append
+
+    return kernels_of(architectures, varlen.kernels, append.kernels)
+
+
+def _needed(kernels: Sequence[CudaKernel], cases: Sequence[VarlenCase]) -> list[CudaKernel]:
+    """Those of a case's dtype and head dim, for packed keys or pages. None is built ahead for a cache of FP8."""
+    taken = {
+        (case.head_dim, _ELEMENT_BF16[case.dtype], int(case.page_size > 0))
+        for case in cases
+        if case.dtype in _ELEMENT_BF16 and not case.fp8_scales
+    }
+
+    def fits(macros: Mapping[str, int]) -> bool:
+        return any(
+            (macros["HEAD_DIM"], macros["ELEMENT_BF16"]) == (head_dim, bf16)
+            and macros.get("PAGED", paged) == paged
+            for head_dim, bf16, paged in taken
+        )
+
+    return [kernel for kernel in kernels if kernel.function in _FUNCTIONS and fits(kernel.macros)]
+
+
 def _numerics() -> Numerics[VarlenCase, VarlenInputs]:
     from cudadent42.operations.attention_varlen.numerics import NUMERICS
 
@@ -191,6 +223,8 @@ OPERATION = Definition(
     plug_in=_plug_in,
     function="attention_varlen",
     cpu_kernels=("attention_varlen",),
+    cuda_kernels=_cuda_kernels,
+    needed=_needed,
     numerics=_numerics,
     unplanned=_unplanned,
 )

@@ -179,9 +179,10 @@ def _not_taken(function: Callable[..., Any], options: Mapping[str, object]) -> l
 
 
 def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
-    from cudadent42.operations.cuda_kernels import moe_kernels
+    from cudadent42.operations.cuda_kernels import kernels_of
+    from flashmoe_science.cuda import moe
 
-    return moe_kernels(architectures)
+    return kernels_of(architectures, moe.kernels)
 
 
 def _needed(kernels: Sequence[CudaKernel], cases: Sequence[MoeCase]) -> list[CudaKernel]:

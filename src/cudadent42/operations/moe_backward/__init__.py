@@ -24,9 +24,10 @@ CaseT = TypeVar("CaseT", bound=MoeBackwardCase)
 
 def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
     """Of both passes: gradients are those of a result that the forward pass gave."""
-    from cudadent42.operations.cuda_kernels import moe_gradient_kernels
+    from cudadent42.operations.cuda_kernels import kernels_of
+    from flashmoe_science.cuda.moe import gradients
 
-    return [*FORWARD.cuda_kernels(architectures), *moe_gradient_kernels(architectures)]
+    return [*FORWARD.cuda_kernels(architectures), *kernels_of(architectures, gradients.kernels)]
 
 
 def definition(case_type: type[CaseT]) -> Definition[CaseT, MoeGradientInputs]:

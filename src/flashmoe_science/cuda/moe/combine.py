@@ -36,7 +36,8 @@ def kernel(dtype: torch.dtype, ids64: bool, architecture: str, *, weighted: bool
     )
 
 
-def kernels(architecture: str) -> list[CudaKernel]:
+def step_kernels(architecture: str) -> list[CudaKernel]:
+    """A way through experts that takes this step lists them among its own."""
     dtypes = element_types(architecture)
     return [kernel(dtype, ids64, architecture) for dtype in dtypes for ids64 in (False, True)]
 

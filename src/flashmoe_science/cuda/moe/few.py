@@ -82,7 +82,7 @@ def kernels(architecture: str) -> list[CudaKernel]:
                 for product in Product
             ]
             by_label.update({one.label: one for one in built})
-    return [*by_label.values(), *(combine.kernels(architecture) if by_label else ())]
+    return [*by_label.values(), *(combine.step_kernels(architecture) if by_label else ())]
 
 
 def check(problem: MoeProblem, configuration: Any) -> None:

@@ -81,7 +81,7 @@ def kernels(architecture: str) -> list[CudaKernel]:
         for activation in (*(() if tile.cluster > 1 else Activation), None)  # a pair's first product keeps
         for dtype in (torch.bfloat16, torch.float16)
     ]
-    return [*products, *routing.kernels(_ARCHITECTURE), *combine.kernels(_ARCHITECTURE)]
+    return [*products, *routing.step_kernels(_ARCHITECTURE), *combine.step_kernels(_ARCHITECTURE)]
 
 
 def kernel(

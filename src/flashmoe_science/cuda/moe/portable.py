@@ -83,7 +83,7 @@ def kernels(architecture: str) -> list[CudaKernel]:
     if not built:
         return []
     each_once = {one.label: one for one in built}
-    return [*each_once.values(), *routing.kernels(architecture), *combine.kernels(architecture)]
+    return [*each_once.values(), *routing.step_kernels(architecture), *combine.step_kernels(architecture)]
 
 
 def check(problem: MoeProblem, configuration: Any) -> None:

@@ -59,8 +59,8 @@ def kernel(function: str, capacity: int, chunk: int, ids64: bool, architecture: 
     )
 
 
-def kernels(architecture: str) -> list[CudaKernel]:
-    """Both kernels, for up to 512 experts."""
+def step_kernels(architecture: str) -> list[CudaKernel]:
+    """Both kernels, for up to 512 experts; a way through experts that takes this step lists them among its own."""
     return [
         kernel(function, capacity, chunk, ids64, architecture)
         for function, chunk in (("moe_count", _CHUNK), ("moe_place", _CHUNK), ("moe_place", _SINGLE))

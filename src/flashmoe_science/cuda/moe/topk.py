@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from enum import Enum
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from flashmoe_science.arguments import reject_without_memory
 from flashmoe_science.configs.moe import topk as configs
 from flashmoe_science.configs.moe.topk import TopkConfiguration
 from flashmoe_science.cuda.calls import Calls, Options, Tensors
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device, device_of
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.launch import LaunchPlan, addressed, loaded
@@ -138,6 +140,24 @@ def check_limits(logits: torch.Tensor, experts: int, groups: int, device: Device
         raise InputError(
             f"groups is {groups}; the CUDA kernel takes at most {configs.MAX_GROUPS}: use torch.topk"
         )
+
+
+class RoutingKernel(Enum):
+    """The one that there is."""
+
+    TOPK = "topk_routing"
+
+
+def choose(logits: torch.Tensor, groups: int, device: Device) -> Choice:
+    """What a call takes, for explanations. Raises InputError as `check_limits` does."""
+    experts = logits.shape[1]
+    check_limits(logits, experts, groups, device)
+    configuration = configs.configuration(experts)
+    return Choice(
+        RoutingKernel.TOPK,
+        configuration,
+        f"the only kernel: a token's experts are spread over {configuration.lanes} lanes",
+    )
 
 
 def check_call(tensors: Tensors, options: Options) -> None:

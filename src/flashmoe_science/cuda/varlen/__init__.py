@@ -5,7 +5,8 @@ which makes it ready once -> a launch. To add a kernel: a module with the functi
 of `VarlenKernel`, and a line of `MODULES`.
 """
 
+from flashmoe_science.cuda.varlen.kind import VarlenKernel
 from flashmoe_science.cuda.varlen.prepare import prepare
-from flashmoe_science.cuda.varlen.select import OVERRIDE_VARIABLE, VarlenKernel, kernels, select
+from flashmoe_science.cuda.varlen.select import OVERRIDE_VARIABLE, kernels, select
 
 __all__ = ["OVERRIDE_VARIABLE", "VarlenKernel", "kernels", "prepare", "select"]

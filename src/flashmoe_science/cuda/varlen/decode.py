@@ -19,6 +19,7 @@ import torch
 
 from flashmoe_science.configs.attention import decode as configs
 from flashmoe_science.configs.attention.decode import KEY_TILE, MOST_DIM, Cache, DecodeConfiguration, Pages
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device, why_not_type
 from flashmoe_science.cuda.driver import check, library, load
 from flashmoe_science.cuda.launch import Launcher, clusters_at_once
@@ -27,6 +28,7 @@ from flashmoe_science.cuda.steady import Target
 from flashmoe_science.cuda.tickets import TicketPool, decode_arrival_pool, is_capturing
 from flashmoe_science.cuda.varlen.arguments import division
 from flashmoe_science.cuda.varlen.decode_workspace import arrival_counters, shared_workspace, workspace_bytes
+from flashmoe_science.cuda.varlen.kind import VarlenKernel
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -41,7 +43,7 @@ from flashmoe_science.varlen.problem import (
 )
 
 MOST_QUERIES = 15
-"""Query tokens of a sequence that this kernel is for, by `select.bucket`: 8, and what is in one bucket with them."""
+"""Query tokens of a sequence that this kernel is for, by `kind.bucket`: 8, and what is in one bucket with them."""
 _OF_CALL = struct.Struct("=15Q2q2i")  # addresses, strides of tables, tokens, batch
 _OF_PLAN = struct.Struct("=4Q2QI4x2QI4x6q3i6I3i3fi2Ii2I4x")
 _OF_STREAM = struct.Struct("=2Q2q2i")  # addresses of workspace and counters, and what follows them
@@ -117,6 +119,13 @@ def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeC
     return replace(
         chosen, cluster=configs.cluster_for(device.architecture, sets, most_keys, device.multiprocessors)
     )
+
+
+def choose(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> Choice:
+    """See `select.KernelModule`."""
+    configuration = configuration_for(problem, sizes, device)
+    over = f"clusters of {configuration.cluster} blocks" if configuration.cluster > 1 else "all blocks"
+    return Choice(VarlenKernel.DECODE, configuration, f"few queries: the keys are split over {over}")
 
 
 def _reads_pairs(problem: Problem) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flashmoe_science.configs.attention.varlen import Features, Tiles, VarlenConfiguration, tiles
+from flashmoe_science.configs.attention.varlen import Features, tiles
 from flashmoe_science.cuda.attention.problem import Strides, result_like, strides_of
 from flashmoe_science.cuda.calls import Calls, Options, Tensors
 from flashmoe_science.cuda.device import Device, device_of
@@ -20,9 +20,10 @@ from flashmoe_science.cuda.launch import Launcher, LaunchPlan
 from flashmoe_science.cuda.repeat import Call, Layout, cuda_allocator, layout_of, prepare
 from flashmoe_science.cuda.varlen import portable
 from flashmoe_science.cuda.varlen.arguments import PER_CALL, ByteStrides, PlanArguments
+from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
 from flashmoe_science.cuda.varlen.lengths import length_table
 from flashmoe_science.cuda.varlen.prepare import first_of
-from flashmoe_science.cuda.varlen.select import VarlenKernel, bucket, candidates
+from flashmoe_science.cuda.varlen.select import candidates
 from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.varlen.problem import Problem, Run
 from flashmoe_science.varlen.problem import Tensors as VarlenTensors
@@ -144,16 +145,6 @@ def _call(run: Run, seen: Sequences, layout: Layout, device: int, return_lse: bo
     return call
 
 
-def tile_of(both: Tiles, rows: int, slices: int, device: Device) -> VarlenConfiguration:
-    """The tall tile where it gives every multiprocessor a block, else the short one.
-
-    Args:
-        rows: of a slice.
-        slices: key/value heads of all batches, or heads where each has its own.
-    """
-    return both.tall if -(-rows // both.tall.block_m) * slices >= device.multiprocessors else both.short
-
-
 def plan_arguments(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -223,7 +214,7 @@ def _plan(
             f"no CUDA kernel of attention with a window, a cap or sinks takes this: {refusal}"
         )
     both = tiles(device.architecture, head_dim, head_dim, features(query, key, window, softcap))
-    tile = tile_of(both, seqlen_q * (heads // kv_heads), batch * kv_heads, device)
+    tile = portable.tile_of(both, seqlen_q * (heads // kv_heads), batch * kv_heads, device)
     arguments = plan_arguments(query, key, value, output, tile.block_m, window, softcap, softmax_scale)
     num_tiles = arguments.tiles_per_sequence * batch
     if not portable.countable(seqlen_q * (heads // kv_heads), num_tiles * kv_heads):

@@ -5,9 +5,11 @@ What is launched depends on no length: the grid has a block for each multiproces
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,12 +18,14 @@ from flashmoe_science.configs.attention import hopper_varlen as configs
 from flashmoe_science.configs.attention.hopper import SWIZZLE_PANEL
 from flashmoe_science.configs.attention.hopper_varlen import Extent, HopperFeatures, HopperVarlenConfiguration
 from flashmoe_science.cuda import wgmma
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.launch import loaded
 from flashmoe_science.cuda.repeat import raw_stream
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.cuda.tickets import ticket_pool
 from flashmoe_science.cuda.varlen.arguments import division
+from flashmoe_science.cuda.varlen.kind import VarlenKernel
 from flashmoe_science.errors import InputError, KernelDefectError
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
@@ -41,6 +45,8 @@ _FEWEST_PAGE_ROWS = 16
 """Of a box: with pages of 1, whose boxes are 128 bytes, this kernel took 5.9 times as long as the dense one."""
 _BUILT_AHEAD = (64, 128)
 """Head dimensions."""
+_REMEMBERED = 16
+"""Extents whose tiles a problem's calls find without a look at the tables."""
 _ANY = Extent(rows=1, slices=1, max_seqlen_k=1, multiprocessors=1)
 """For the tile that does not depend on what else is in the batch. `split_keys` asks for no more: a row's sums are over
 blocks of its own sequence in a fixed order, and no row of another sequence has a say in them."""
@@ -100,6 +106,28 @@ def features(problem: Problem) -> HopperFeatures:
     )
 
 
+def _tiles(problem: Problem, device: Device) -> Callable[[int, int], HopperVarlenConfiguration]:
+    """The tile for calls of a problem, of (rows of a slice, max_seqlen_k)."""
+    dimensions, has = (problem.head_dim, problem.value_dim), features(problem)
+    usual = configs.configuration(*dimensions, has, _ANY)
+    if problem.split_keys:
+        return lambda rows, max_seqlen_k: usual
+    slices, multiprocessors = problem.num_heads // heads_of_tile(problem), device.multiprocessors
+
+    @functools.lru_cache(maxsize=_REMEMBERED)  # the layers of a step make the same call
+    def tile_for(rows: int, max_seqlen_k: int) -> HopperVarlenConfiguration:
+        return configs.configuration(*dimensions, has, Extent(rows, slices, max_seqlen_k, multiprocessors))
+
+    return tile_for
+
+
+def choose(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> Choice:
+    """See `select.KernelModule`."""
+    tile = _tiles(problem, device)(tokens * heads_of_tile(problem), sizes.max_seqlen_k)
+    reason = "TMA and wgmma kernel with the tile for these dimensions and this mask"
+    return Choice(VarlenKernel.HOPPER, tile, reason)
+
+
 def kernel(configuration: HopperVarlenConfiguration, dtype: torch.dtype) -> CudaKernel:
     has = configuration.features
     return CudaKernel(
@@ -156,20 +184,17 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
             both in the run.
         BuildError, KernelDefectError, DeviceError: see `driver.load`.
     """
-    has = features(problem)
-    usual = configs.configuration(problem.head_dim, problem.value_dim, has, _ANY)
+    usual = configs.configuration(problem.head_dim, problem.value_dim, features(problem), _ANY)
     own = _OfThread()
     own.launches[usual] = _Launch(problem, usual, device)
     pool = ticket_pool(device.index)
     heads = heads_of_tile(problem)
     slices = problem.num_heads // heads
+    tile_for = _tiles(problem, device)
 
     def run(tensors: Tensors, sizes: Sizes) -> None:
         rows = tensors.query.shape[0] * heads
-        extent = (
-            _ANY if problem.split_keys else Extent(rows, slices, sizes.max_seqlen_k, device.multiprocessors)
-        )
-        tile = configs.configuration(problem.head_dim, problem.value_dim, has, extent)
+        tile = tile_for(rows, sizes.max_seqlen_k)
         launch = own.launches.get(tile)
         if launch is None:
             try:

@@ -10,9 +10,11 @@ from flashmoe_science.configs.attention.varlen import (
     ARCHITECTURES,
     MAX_HEAD_DIM,
     Features,
+    Tiles,
     VarlenConfiguration,
     tiles,
 )
+from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.launch import Launcher, loaded, type_macros
 from flashmoe_science.cuda.repeat import raw_stream
@@ -24,6 +26,7 @@ from flashmoe_science.cuda.varlen.arguments import (
     TREE_MASK_AT,
     PlanArguments,
 )
+from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
 from flashmoe_science.errors import InputError, KernelDefectError
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
@@ -111,9 +114,8 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
     arguments = plan_arguments(problem)
     both = tiles(device.architecture, problem.head_dim, problem.value_dim, features(problem))
     per_token = rows_per_token(problem)
-    only_short = most_queries * per_token <= both.short.block_m and not problem.split_keys
+    only_short = _is_short(problem, both, most_queries)
     tall = launcher(both.short if only_short else both.tall, problem.dtype, device, arguments)
-    # With split_keys a sequence's bits may not depend on how much else is in the batch: one tile for all.
     short = (
         tall if only_short or problem.split_keys else launcher(both.short, problem.dtype, device, arguments)
     )
@@ -162,6 +164,35 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
             chosen.start(stream_of(index))
 
     return run
+
+
+def choose(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> Choice:
+    """See `select.KernelModule`."""
+    both = tiles(device.architecture, problem.head_dim, problem.value_dim, features(problem))
+    if problem.split_keys:
+        return Choice(VarlenKernel.PORTABLE, both.tall, "mma.sync kernel with one tile for all batches")
+    tile = both.short
+    if not _is_short(problem, both, bucket(sizes.max_seqlen_q)):
+        tile = tile_of(both, tokens * rows_per_token(problem), num_slices(problem), device)
+    rows = "many" if tile is both.tall else "few"
+    return Choice(VarlenKernel.PORTABLE, tile, f"mma.sync kernel with the tile for {rows} rows")
+
+
+def _is_short(problem: Problem, both: Tiles, most_queries: int) -> bool:
+    """Whether no sequence of such calls fills more than the short tile. With `split_keys` a sequence's bits may not
+    depend on how much else is in the batch: one tile for all.
+    """
+    return most_queries * rows_per_token(problem) <= both.short.block_m and not problem.split_keys
+
+
+def tile_of(both: Tiles, rows: int, slices: int, device: Device) -> VarlenConfiguration:
+    """The tall tile where it gives every multiprocessor a block, else the short one.
+
+    Args:
+        rows: of a slice.
+        slices: key/value heads of all batches, or heads where each has its own.
+    """
+    return both.tall if -(-rows // both.tall.block_m) * slices >= device.multiprocessors else both.short
 
 
 def num_slices(problem: Problem) -> int:

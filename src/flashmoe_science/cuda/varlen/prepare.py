@@ -9,8 +9,8 @@ import torch
 from flashmoe_science.cuda.device import Device, device_of
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.repeat import current_device
-from flashmoe_science.cuda.varlen import decode
-from flashmoe_science.cuda.varlen.select import MODULES, VarlenKernel, bucket, candidates
+from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
+from flashmoe_science.cuda.varlen.select import MODULES, candidates, is_widened
 from flashmoe_science.errors import KernelDefectError
 from flashmoe_science.varlen import dequantized
 from flashmoe_science.varlen.problem import Problem, Repeat, Repeatable, Run, Sizes, Tensors
@@ -32,7 +32,7 @@ def prepare(problem: Problem, device: torch.device) -> Run:
         def prepare_on(problem: Problem) -> Run:
             return first_of(candidates(problem, gpu, most_queries), problem, gpu, most_queries)
 
-        if problem.quantized is not None and decode.why_not(problem, gpu, most_queries) is not None:
+        if is_widened(problem, gpu, most_queries):
             run = dequantized.prepare(problem, problem.dtype, prepare_on)
         else:
             run = prepare_on(problem)

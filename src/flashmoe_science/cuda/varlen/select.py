@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 import os
-from enum import Enum
+from dataclasses import replace
 from typing import Protocol
 
+from flashmoe_science.cuda.choice import Choice, Refusal, not_preferred
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.varlen import decode, hopper, portable
+from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
 from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.jit.nvrtc import CudaKernel
-from flashmoe_science.varlen.problem import Problem, Run
+from flashmoe_science.varlen import dequantized
+from flashmoe_science.varlen.problem import Problem, Run, Sizes
 
 OVERRIDE_VARIABLE = "FLASHMOE_CUDA_VARLEN"
 
 
-class VarlenKernel(Enum):
-    """The kernels."""
-
-    DECODE = "decode"
-    HOPPER = "hopper"
-    PORTABLE = "portable"
-
-
 class KernelModule(Protocol):
-    """What the module of one kernel provides. ``most_queries``: no sequence of a call has more, by `bucket`."""
+    """What the module of one kernel provides. ``most_queries``: no sequence of a call has more, by `kind.bucket`."""
 
     def why_not(self, problem: Problem, device: Device, most_queries: int) -> str | None:
         """Why it cannot or should not take calls of a problem, as the end of a sentence about it; None if it does.
 
         Args:
-            most_queries: no sequence of a call has more; see `bucket`.
+            most_queries: no sequence of a call has more; see `kind.bucket`.
         """
         ...
 
     def prepare(self, problem: Problem, device: Device, most_queries: int) -> Run:
         """What makes them. The device is current."""
+        ...
+
+    def choose(self, problem: Problem, device: Device, sizes: Sizes, tokens: int) -> Choice:
+        """The configuration of a call that it takes, as what `prepare` made has it.
+
+        Args:
+            tokens: query rows of all sequences.
+        """
         ...
 
     def kernels(self, architecture: str) -> list[CudaKernel]:
@@ -49,11 +52,6 @@ MODULES: dict[VarlenKernel, KernelModule] = {
     VarlenKernel.PORTABLE: portable,
 }
 """In order of preference: the first that takes a call gets it."""
-
-
-def bucket(max_seqlen_q: int) -> int:
-    """The power of two, less one, that no sequence of such a call exceeds: all of a length that plans know."""
-    return (1 << max_seqlen_q.bit_length()) - 1
 
 
 def select(problem: Problem, device: Device, most_queries: int) -> VarlenKernel:
@@ -81,6 +79,40 @@ def candidates(problem: Problem, device: Device, most_queries: int) -> list[Varl
         refusals = "; ".join(f"{kind.value}: {reason}" for kind, reason in reasons.items())
         raise NoKernelError(f"no CUDA kernel takes this call of attention_varlen ({refusals})")
     return taking
+
+
+def is_widened(problem: Problem, device: Device, most_queries: int) -> bool:
+    """Whether a cache of FP8 is widened in memory before a kernel reads it: the decode kernel alone reads one."""
+    return problem.quantized is not None and decode.why_not(problem, device, most_queries) is not None
+
+
+def explained(
+    problem: Problem, device: Device, sizes: Sizes, tokens: int
+) -> tuple[Choice, tuple[Refusal, ...]]:
+    """The kernel and configuration of a call, and why each other kernel does not take it. Raises as `candidates` does.
+
+    Args:
+        tokens: query rows of all sequences.
+    """
+    most_queries = bucket(sizes.max_seqlen_q)
+    reason = ""
+    if is_widened(problem, device, most_queries):
+        problem = dequantized.widened(problem, problem.dtype)
+        reason = ", over a copy of the cache in 16 bits"
+    kind = select(problem, device, most_queries)
+    choice = MODULES[kind].choose(problem, device, sizes, tokens)
+    named = os.environ.get(OVERRIDE_VARIABLE)
+    refusals = tuple(
+        Refusal(
+            other,
+            f"{OVERRIDE_VARIABLE} asks for another"
+            if named
+            else module.why_not(problem, device, most_queries) or not_preferred(kind),
+        )
+        for other, module in MODULES.items()
+        if other is not kind
+    )
+    return replace(choice, reason=choice.reason + reason), refusals
 
 
 def kernels(architecture: str) -> list[CudaKernel]:

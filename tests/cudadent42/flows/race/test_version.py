@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import repositories as r
 import torch
 
+import flashmoe_science
 from cudadent42.base.errors import UsageError
 from cudadent42.flows.race import name_versions
 from cudadent42.model.implementations import UnsupportedCaseError
 from cudadent42.model.records import Version
 from cudadent42.operations import numerics
 from cudadent42.operations.attention.case import AttentionCase
+from cudadent42.plan import Choices, make_plan
+from cudadent42.registry import registry
+from cudadent42.versions import build
 from cudadent42.versions.sources import export
 from cudadent42.versions.version import implementation, tolerant
+from flashmoe_science.jit import nvrtc
+from flashmoe_science.jit.nvrtc import CudaKernel
 
 CASE = AttentionCase("one", "fp32", 1, 1, 1, 4, 4, 8)
 
@@ -159,3 +166,14 @@ def test_names_are_readable_and_differ() -> None:
     assert list(twice) == ["HEAD@4ea86ede", "HEAD@4ea86ede-again"]
     folder = name_versions(Version("my tree!", "", "abcdef0123"), Version("WORKTREE", "", "abcdef0123"))
     assert list(folder) == ["my-tree@abcdef01", "WORKTREE@abcdef01"]
+
+
+def test_a_version_says_which_of_its_cuda_kernels_a_race_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `flashmoe_science.cuda.kernels`, which a tree has for this."""
+    plan = replace(make_plan(Choices(suite="small"), "cpu", registry), device="cuda")
+    compiled: list[CudaKernel] = []
+    monkeypatch.setattr(build, "_architecture", lambda plan: "sm_80")
+    monkeypatch.setattr(nvrtc, "compile_kernel", lambda kernel, cache: compiled.append(kernel))
+    list(build._builds(flashmoe_science, Version("tree", "", ""), plan))
+    assert {kernel.function for kernel in compiled} >= {"attention_small", "attention_portable"}
+    assert {kernel.architecture for kernel in compiled} == {"sm_80"}

@@ -145,7 +145,7 @@ def test_routing_has_room_for_every_expert(experts: int, architecture: str) -> N
 @pytest.mark.usefixtures("nvrtc")
 @each_architecture(["sm_75", "sm_80", "sm_90a"], quick="sm_90a")
 def test_routing_and_combination_compile(architecture: str) -> None:
-    for kernel in (*routing.kernels(architecture), *combine.kernels(architecture)):
+    for kernel in (*routing.step_kernels(architecture), *combine.step_kernels(architecture)):
         compile_kernel(kernel)
 
 

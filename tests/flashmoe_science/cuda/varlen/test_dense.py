@@ -11,7 +11,7 @@ from emulated import NEEDS_COMPILER
 from emulated_varlen import attend_dense
 
 from flashmoe_science.configs.attention.varlen import Features, tiles
-from flashmoe_science.cuda.varlen.dense import tile_of
+from flashmoe_science.cuda.varlen.portable import tile_of
 from flashmoe_science.cuda.varlen.select import VarlenKernel, bucket, select
 from flashmoe_science.varlen.sequences import as_sequences
 from problems import H200

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+from types import SimpleNamespace
 
 import pytest
 import torch
-from emulated_varlen import problem_of
+from emulated_varlen import inputs_of, problem_of
 from hypothesis import given
 from hypothesis import strategies as st
-from varlen_cases import Shape, packed, paged
+from varlen_cases import Shape, bounds, packed, paged
 
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.varlen.select import MODULES, OVERRIDE_VARIABLE, VarlenKernel, bucket, select
+from flashmoe_science.cuda.varlen import hopper, portable
+from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
+from flashmoe_science.cuda.varlen.select import MODULES, OVERRIDE_VARIABLE, select
 from flashmoe_science.errors import InputError, KernelDefectError, NoKernelError
-from flashmoe_science.varlen.problem import Run
+from flashmoe_science.varlen.arguments import check_sizes
+from flashmoe_science.varlen.problem import Problem, Run, Tensors
 from problems import H200, L4
 
 prepare = importlib.import_module("flashmoe_science.cuda.varlen.prepare")
@@ -112,3 +117,47 @@ def test_a_kernel_that_this_compiler_spills_is_passed_over(monkeypatch: pytest.M
         assert prepare.first_of([VarlenKernel.HOPPER, VarlenKernel.PORTABLE], PROBLEM, H200, 255) is result
     with pytest.raises(KernelDefectError):
         prepare.first_of([VarlenKernel.HOPPER], PROBLEM, H200, 255)
+
+
+@pytest.mark.parametrize("split_keys", [None, 128])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("lengths", [(1, 1), (16,), (300, 5), (4096, 4096, 4096)], ids=str)
+@pytest.mark.parametrize("kind", [VarlenKernel.HOPPER, VarlenKernel.PORTABLE])
+def test_what_is_explained_is_what_a_call_starts(
+    kind: VarlenKernel,
+    lengths: tuple[int, ...],
+    head_dim: int,
+    split_keys: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the kernels that have several tiles; the decode kernel's configuration is one function's."""
+    started: list[object] = []
+
+    def launcher(tile: object, *others: object) -> SimpleNamespace:
+        return SimpleNamespace(
+            buffer=ctypes.create_string_buffer(4096),
+            config=SimpleNamespace(grid=[0, 0, 0]),
+            start=lambda stream: started.append(tile),
+        )
+
+    def launch(problem: Problem, tile: object, device: Device) -> SimpleNamespace:
+        return SimpleNamespace(launcher=launcher(tile), describe=lambda tensors: None)
+
+    monkeypatch.setattr(portable, "launcher", launcher)
+    monkeypatch.setattr(portable, "raw_stream", lambda index: 0)
+    monkeypatch.setattr(hopper, "_Launch", launch)
+    monkeypatch.setattr(hopper, "raw_stream", lambda index: 0)
+    monkeypatch.setattr(hopper, "ticket_pool", lambda index: SimpleNamespace(take=lambda stream: 0))
+    shape = Shape(lengths, lengths, 16, 4, head_dim, dtype=torch.bfloat16)
+    call = packed(shape)
+    problem = problem_of(call, split_keys=split_keys)
+    sizes = check_sizes(inputs_of(call), **bounds(shape))
+    query, starts = call["query"], call["cu_seqlens_q"]
+    tensors = Tensors(
+        *(query, call["key"], call["value"], torch.empty_like(query), None, starts, call["cu_seqlens_k"]),
+        *(None, None, None, None),
+    )
+    MODULES[kind].prepare(problem, H200, bucket(sizes.max_seqlen_q))(tensors, sizes)
+    choice = MODULES[kind].choose(problem, H200, sizes, query.shape[0])
+    assert started == [choice.configuration]
+    assert choice.kernel is kind
