@@ -79,14 +79,18 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=2.0, help="For the blocks of one case.")
     parser.add_argument("--without-flex", action="store_true")
+    parser.add_argument("--gradients", action="store_true")
     chosen = parser.parse_args()
     chosen.output.mkdir(parents=True, exist_ok=True)
     document: dict[str, Any] = {**provenance("cuda"), "cases": []}
+    name = "dense-gradients.json" if chosen.gradients else "dense-options.json"
     for case in CASES:
-        document["cases"].append(row := race(case, chosen.seconds, with_flex=not chosen.without_flex))
-        (chosen.output / "dense-options.json").write_text(
-            json.dumps(document, indent=1) + "\n", encoding="utf-8"
-        )
+        if chosen.gradients and case.seqlen_q < case.seqlen_k:
+            continue
+        of_case = race_of_gradients if chosen.gradients else race
+        document["cases"].append(row := of_case(case, chosen.seconds, with_flex=not chosen.without_flex))
+        text = json.dumps(document, indent=1) + "\n"
+        (chosen.output / name).write_text(text, encoding="utf-8")
         print(case.name, {name: round(us, 2) for name, us in row["us"].items()}, row["refused"], flush=True)
         torch.cuda.empty_cache()
 

@@ -52,8 +52,8 @@ def flash_attention(
             that one; -1: all. Where causal is true, right is 0.
         softcap: scores become softcap * tanh(score / softcap); 0 for none.
         sinks: (heads,) float32: for each head, a logit that takes part in the sum of the softmax and has no value.
-            It is not in the log-sum-exp. With a window or a cap gradients are composed of PyTorch's operations, without
-            a kernel of their own. With any of the three there is no torch.compile yet.
+            It is not in the log-sum-exp. On the CPU, gradients with a window or a cap are composed of PyTorch's
+            operations, without a kernel of their own. With any of the three there is no torch.compile yet.
 
     Returns:
         The output, like query in shape, dtype and order of strides; with `return_lse` also the natural
