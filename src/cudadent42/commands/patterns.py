@@ -123,10 +123,10 @@ def _evidence(source: str) -> PatternEvidence:
         return evidence.of_text(
             sys.stdin.buffer.read(evidence.LOG_BYTES).decode("utf-8", errors="replace"), "stdin"
         )
-    from cudadent42.session.log import EVENTS
+    from cudadent42.runs.sessions import is_session
 
     path = Path(source)
-    if (path / EVENTS).is_file():
+    if is_session(path):
         from cudadent42.session.evidence import of_session
 
         return of_session(path)

@@ -21,9 +21,10 @@ from cudadent42.ledger.remembered import host, recall, remember
 from cudadent42.ledger.renewal import Renewal, note_rebuilt, renew, set_meta
 from cudadent42.ledger.schema import REBUILDING_KEY, RUN_PARTS, checkpoints, machine_starts, meta, sessions
 from cudadent42.ledger.schema import runs as runs_table
-from cudadent42.ledger.sessions import SessionRows, is_session, read_session, session_of
+from cudadent42.ledger.sessions import SessionRows, read_session
 from cudadent42.runs import run_folder as runs
 from cudadent42.runs import starts
+from cudadent42.runs.sessions import is_session, session_of
 
 _BATCH = 50
 """Runs in one transaction of a rebuild: other writers come in between."""

@@ -11,6 +11,7 @@ import acting
 import pytest
 
 from cudadent42.runs import run_folder
+from cudadent42.runs.sessions import EVENTS
 from cudadent42.session import log, report, steps
 from cudadent42.session.events import Decision, Passed, WorkEnded, to_line
 from cudadent42.session.folder import Session, all_sessions, find, load
@@ -39,12 +40,10 @@ def test_its_log_says_what_was_done(session: Session) -> None:
 
 
 def test_fields_that_came_later_have_the_values_of_sessions_without_them() -> None:
-    entries = log.read(FOLDER / log.EVENTS)
+    entries = log.read(FOLDER / EVENTS)
     work = [entry.event for entry in entries if isinstance(entry.event, WorkEnded)]
     assert [event.control_excess for event in work] == [0.0, 0.0]
-    for entry, line in zip(
-        entries, (FOLDER / log.EVENTS).read_text(encoding="utf-8").splitlines(), strict=True
-    ):
+    for entry, line in zip(entries, (FOLDER / EVENTS).read_text(encoding="utf-8").splitlines(), strict=True):
         written, today = json.loads(line), json.loads(to_line(entry))
         assert written["event"] == today["event"]
         assert written["data"].keys() <= today["data"].keys()
@@ -68,7 +67,7 @@ def test_its_runs_load(session: Session) -> None:
 
 def test_one_that_was_left_open_goes_on(session: Session, workshop: Any, clock: Any) -> None:
     """Cut off behind its first checkpoint, as a machine that was taken away leaves it."""
-    path = session.path / log.EVENTS
+    path = session.path / EVENTS
     passed = next(entry.number for entry in session.entries if isinstance(entry.event, Passed))
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[: passed + 1]))
     left = load(session.path).state
