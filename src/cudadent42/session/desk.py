@@ -64,8 +64,9 @@ class Desk:
         """The source under change. Raises UsageError outside of git."""
         tree = trees.find(self.project)
         if tree is None or not self.state.started.base:
+            folder = self.path.parent.parent if tree is None else tree.root  # sessions lie in its `sessions`
             raise UsageError(
-                f"{self.project} was not a git repository with a commit when the session began; changes are told apart "
+                f"{folder} was not a git repository with a commit when the session began; changes are told apart "
                 "and taken back by git: make one (git init, git add, git commit), then start a new session"
             )
         return tree

@@ -164,6 +164,11 @@ ERRORS: dict[str, tuple[str, ...]] = {
     "schemas-unknown": ("schemas", "manifst"),
     "mcp-no-project": ("mcp", "--project", "none"),
     "session-bad-name": ("session", "start", "../mine"),
+    "session-unknown-protocol": ("session", "start", "--protocol", "defualt"),
+    "session-no-such-folder": ("session", "status", "--session", "./none"),
+    "untrusted-accept-alone": ("run", "--accept-missing", "files"),
+    "untrusted-profile": ("profile", "tiny", "--untrusted"),
+    "untrusted-tune": ("tune", "run", "space.toml", "--untrusted"),
 }
 
 NEVER_WRONG = {"suites", "cache"}
