@@ -116,7 +116,7 @@ def rebuild(
     began_s = time.monotonic()
     for root in roots:
         if not root.is_dir():
-            raise UsageError(f"{root} is not a folder; expected one that holds run folders")
+            raise UsageError(f"{root} is not a folder; expected a folder that holds run folders")
     ledger, moved_aside, renewal = _open_anew(location)
     previous = ledger.read(_known_folders)
     searched = _unique(roots or [path for path in DEFAULT_ROOTS if path.is_dir()])
