@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -24,9 +25,13 @@ DATA_SUFFIXES = (".cpp", ".h", ".cu", ".cuh", ".toml", ".j2", ".css", ".typed")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if importlib.util.find_spec("hatchling") is None or importlib.util.find_spec("pip") is None:
         pytest.skip("building the wheel offline needs hatchling and pip; ./test.sh installs them")
-    folder = tmp_path_factory.mktemp("wheel")
+    return built_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+def built_wheel(source: Path, folder: Path) -> Path:
+    """Of a checkout or a source archive."""
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
-    done = subprocess.run([*command, "--wheel-dir", str(folder), str(ROOT)], capture_output=True, text=True)
+    done = subprocess.run([*command, "--wheel-dir", str(folder), str(source)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = folder.iterdir()
     return built
@@ -138,30 +143,36 @@ def required(wheel: Path, extras: tuple[str, ...]) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = archive.read(name).decode()
-    waiting = [
-        line.partition(": ")[2] for line in metadata.splitlines() if line.startswith("Requires-Dist: ")
-    ]
+    lines = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: ")]
+    waiting = [(line.partition(": ")[2], ("", *extras)) for line in lines]
     chosen: dict[str, None] = {}
-    wanted = ("", *extras)
     while waiting:
-        requirement = Requirement(waiting.pop())
+        text, wanted = waiting.pop()
+        requirement = Requirement(text)
         needed = requirement.marker is None or any(requirement.marker.evaluate({"extra": e}) for e in wanted)
         if not needed or requirement.name in chosen:
             continue
         chosen[requirement.name] = None
-        wanted = ("",)
+        own = ("", *requirement.extras)
         try:
-            waiting += importlib.metadata.requires(requirement.name) or []
+            waiting += [(each, own) for each in importlib.metadata.requires(requirement.name) or []]
         except importlib.metadata.PackageNotFoundError:
             pytest.skip(f"{requirement.name} is not installed here; without a network it cannot be had")
     return list(chosen)
 
 
-ATTENTION = (
+KERNELS = (
     "import importlib.util, torch, flashmoe_science as f\n"
     "q = torch.randn(1, 2, 8, 32)\n"
     "assert torch.allclose(f.flash_attention(q, q, q), "
     "torch.nn.functional.scaled_dot_product_attention(q, q, q), atol=1e-5)\n"
+    "x, w13, w2 = torch.randn(3, 32), torch.randn(2, 128, 32), torch.randn(2, 32, 64)\n"
+    "weights, experts = torch.tensor([[0.25, 0.75]] * 3), torch.tensor([[1, 0]] * 3, dtype=torch.int32)\n"
+    "def expert(e):\n"
+    "    gate, up = (x @ w13[e].T).chunk(2, dim=1)\n"
+    "    return (torch.nn.functional.silu(gate) * up) @ w2[e].T\n"
+    "assert torch.allclose(f.fused_moe(x, w13, w2, weights, experts), "
+    "0.25 * expert(1) + 0.75 * expert(0), rtol=1e-4, atol=1e-3)\n"
     "lab = ('typer', 'rich', 'matplotlib', 'scipy', 'sqlalchemy')\n"
     "print([name for name in lab if importlib.util.find_spec(name)])\n"
 )
@@ -172,7 +183,7 @@ def test_an_environment_with_the_wheel_alone_has_the_kernels_and_nothing_of_the_
     wheel: Path, tmp_path: Path
 ) -> None:
     environment = Environment(tmp_path, wheel, ())
-    done = environment.run("-c", ATTENTION)
+    done = environment.run("-c", KERNELS)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
     lab = environment.run("-m", "cudadent42", "run")
     assert lab.returncode == 4
@@ -185,6 +196,35 @@ def test_an_environment_with_the_extra_has_the_lab(wheel: Path, tmp_path: Path) 
     done = environment.run("-m", "cudadent42", "implementations", "--device", "cpu", "--json")
     assert done.returncode == 0, done.stderr
     assert '"cudadent42"' in done.stdout
+    race = (
+        "run",
+        "--suite",
+        "small",
+        "--case",
+        "tiny",
+        "--dtype",
+        "fp32",
+        "--device",
+        "cpu",
+        "--repeats",
+        "3",
+    )
+    done = environment.run("-m", "cudadent42", *race, "--ignore-preflight", "--output-dir", "run", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["folder"] == "run"
+    assert (tmp_path / "run/report.html").exists()
+
+
+def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    """So what installs from it has all that the wheel has."""
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    again = built_wheel(archive, tmp_path / "again")
+    assert again.name == wheel.name
+    first, second = (zipfile.ZipFile(each) for each in (wheel, again))
+    assert second.namelist() == first.namelist()
+    assert [name for name in first.namelist() if first.read(name) != second.read(name)] == []
 
 
 def test_both_packages_say_that_they_are_typed(wheel: Path) -> None:

@@ -13,7 +13,8 @@ from module_graph import files_of, nodes_of
 ROOT = Path(__file__).parents[1]
 MOST_WORDS, MOST_OF_HELP = 40, 30
 NOTEBOOKS = ROOT / "docs" / "kernels" / "notebooks"
-PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")})
+FOLDERS = ("docs", "examples", "skills")
+PAGES = sorted({*ROOT.glob("*.md"), *(page for name in FOLDERS for page in (ROOT / name).rglob("*.md"))})
 HELP = sorted((Path(__file__).parent / "snapshots" / "help").glob("*.txt"))
 
 CODE = re.compile(r"```.*?```|<!--.*?-->", re.DOTALL)

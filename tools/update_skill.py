@@ -18,8 +18,9 @@ SECTIONS = ("Commands", "As a server of tools", "Exit codes", "Rules")
 
 DESCRIPTION = (
     "Measure, verify and race GPU and CPU kernels with CUDAdent42 so that a speed-up can be defended. Use when a "
-    "kernel for attention or a mixture of experts is to be made faster, when two versions are to be compared, when "
-    "somebody asks whether a kernel is faster or right, or before any number of a kernel's speed is quoted."
+    "kernel for attention or a mixture of experts is to be made faster, or when two versions are to be compared. Use "
+    "it, too, when somebody asks whether a kernel is faster or right, or before any number of a kernel's speed is "
+    "quoted."
 )
 
 

@@ -20,10 +20,10 @@ from cudadent42.runs.gate_report import GATES, GatesDocument
 from cudadent42.runs.replays import REPLAY
 from cudadent42.runs.run_folder import LOG, MANIFEST, RESULTS, VERIFY, LogLine, Manifest
 from cudadent42.runs.run_folder import SCHEMA_VERSION as RUN_VERSION
+from cudadent42.runs.sessions import EVENTS
 from cudadent42.session.clock import Instant
 from cudadent42.session.events import KINDS
 from cudadent42.session.events import SCHEMA_VERSION as SESSION_VERSION
-from cudadent42.session.log import EVENTS
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,8 @@ class DrawnTurns:
                 for number in range(self.calls):
                     self._draw(0, number)
                 self._each(Pace.CALLS, self.calls)
+                # Not by `timing.cuda_timers.capture`: that has a stream of its own, and autograd works on that of the
+                # forward pass. It captures calls in rotation, and here copies of inputs and results are between them.
                 for pace in (Pace.CALLS, Pace.COPIES):
                     graph = torch.cuda.CUDAGraph()
                     with torch.cuda.graph(graph, stream=self._stream):

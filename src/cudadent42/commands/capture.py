@@ -24,7 +24,8 @@ def capture(
         list[str],
         typer.Argument(
             metavar="SCRIPT",
-            help="The script and its arguments. Everything behind the script belongs to it; -m MODULE is a script too.",
+            help="Run this script with its arguments. Everything behind the script belongs to it; -m "
+            "MODULE is a script too.",
         ),
     ],
     output: Annotated[
@@ -32,15 +33,17 @@ def capture(
         typer.Option(
             "--output",
             metavar="FILE",
-            help="The file of the suite. Further suites, where they are needed, are written beside it.",
+            help="Write the suite into this file. Further suites, where they are needed, are written "
+            "beside it.",
         ),
     ] = Path("captured.toml"),
     runs: Annotated[
         int,
-        typer.Option("--runs", metavar="N", min=1, max=100, help="How often the script is run and recorded."),
+        typer.Option("--runs", metavar="N", min=1, max=100, help="Run and record the script so often."),
     ] = 1,
     cases: Annotated[
-        int, typer.Option("--cases", metavar="N", min=1, max=1000, help="The most cases of a suite.")
+        int,
+        typer.Option("--cases", metavar="N", min=1, max=1000, help="Put at most so many cases into a suite."),
     ] = 24,
     replay: Annotated[
         list[Path] | None,
@@ -52,7 +55,7 @@ def capture(
         ),
     ] = None,
     pairs: Annotated[
-        int, typer.Option("--pairs", metavar="N", min=1, max=1000, help="With --replay: the pairs of runs.")
+        int, typer.Option("--pairs", metavar="N", min=1, max=1000, help="With --replay: run so many pairs.")
     ] = 5,
     as_json: JsonOption = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cudadent42.base.errors import LabError, UsageError
+from cudadent42.base.errors import UsageError
 from cudadent42.commands.common import console_for, print_json, print_line
 from cudadent42.commands.grouped import grouped
 from cudadent42.commands.help import App
@@ -88,7 +88,7 @@ class RestartGiven:
     restart: Annotated[
         str | None,
         typer.Option(
-            "--restart", metavar="TIME", help="The time that a restart takes. Default: the mean on record."
+            "--restart", metavar="TIME", help="Say how long a restart takes. Default: the mean on record."
         ),
     ] = None
     failure_rate: Annotated[
@@ -96,7 +96,7 @@ class RestartGiven:
         typer.Option(
             "--failure-rate",
             metavar="SHARE",
-            help="The share of starts that fail. Default: the share on record.",
+            help="Say what share of starts fails. Default: the share on record.",
         ),
     ] = None
     failure_time: Annotated[
@@ -104,7 +104,7 @@ class RestartGiven:
         typer.Option(
             "--failure-time",
             metavar="TIME",
-            help="The time that a failed start costs. Default: the mean on record.",
+            help="Say how much time a failed start costs. Default: the mean on record.",
         ),
     ] = None
 
@@ -127,7 +127,7 @@ def advise(
     idle: Annotated[
         str,
         typer.Option(
-            "--idle", metavar="TIME", help="How long the machine will be idle, such as 45m or 1.5h."
+            "--idle", metavar="TIME", help="Say how long the machine will be idle, such as 45m or 1.5h."
         ),
     ],
     machine: Annotated[
@@ -135,7 +135,7 @@ def advise(
         typer.Option(
             "--machine",
             metavar="RATE",
-            help="The machine's rate; `cost rates` lists them. Default: $CUDADENT42_RATE.",
+            help="Name the machine's rate; `cost rates` lists them. Default: $CUDADENT42_RATE.",
         ),
     ] = None,
     given: RestartGiven,
@@ -144,7 +144,7 @@ def advise(
         typer.Option(
             "--engineer",
             metavar="USD",
-            help="What an hour of an engineer costs. Default: the table of rates.",
+            help="Say what an hour of an engineer costs. Default: the table of rates.",
         ),
     ] = None,
     ledger: LedgerOption = None,
@@ -153,10 +153,11 @@ def advise(
     """Say whether to keep a rented machine or to stop it, and why."""
     from cudadent42.cost import advise as weigh
     from cudadent42.cost import rates
+    from cudadent42.ledger.account import restart_by_ledger
 
     table = rates.load()
     rate = table.get(machine or rates.of_this_machine())
-    expected = given.over(_restart_of(rate.name, table, ledger))
+    expected = given.over(restart_by_ledger(rate.name, table.restart, ledger))
     hour = table.engineer if engineer is None else _engineer(table, engineer)
     advice = weigh(rate, hour, minutes_of(idle, "--idle"), expected)
     stale = rates.stale_lines((rate, hour), date.today())
@@ -211,23 +212,6 @@ def minutes_of(text: str, option: str) -> float:
     if match is None:
         raise UsageError(f"{option} {text!r}: expected a time such as 90s, 45m, 1.5h or 2d")
     return float(match[1]) * _MINUTES[match[2]]
-
-
-def _restart_of(rate: str, table: Rates, ledger: str | None) -> Restart:
-    """What restarts take by the ledger; by the table where there is no ledger."""
-    from cudadent42.ledger import open_for_reading
-    from cudadent42.ledger.account import restart_on_record
-
-    try:
-        opened = open_for_reading(ledger)
-        from cudadent42.ledger import queries
-
-        starts = opened.read(queries.start_lines)
-    except LabError:
-        if ledger is not None:
-            raise
-        return table.restart
-    return restart_on_record(starts, rate, table.restart)
 
 
 def _usd(amount: float | None) -> str:

@@ -139,7 +139,7 @@ def _count(fleet: str, text: str) -> int:
 
 @fleet_app.command("relay", hidden=True)
 def relay(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the workers' files may lie.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Say where the workers' files may lie.")],
     device: DeviceOption = "auto",
     ignore_preflight: IgnoreOption = False,
 ) -> None:
@@ -164,12 +164,12 @@ def relay(
 
 @fleet_app.command("work")
 def work(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a tuning or a run.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Name the folder of a tuning or a run.")],
     device: DeviceOption = "auto",
     name: Annotated[
         str,
         typer.Option(
-            "--name", metavar="NAME", help="The worker's name. Default: made of host, device and process."
+            "--name", metavar="NAME", help="Name the worker. Default: a name of host, device and process."
         ),
     ] = "",
     cores: Annotated[
@@ -197,7 +197,9 @@ def work(
     if cores:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",") if core.isdigit()})
     if not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder; expected that of a tuning or a run with --fleet")
+        raise UsageError(
+            f"{folder} is not a folder; expected the folder of a tuning, or of a run with --fleet"
+        )
     root = real_path(folder)
     ahead = worker_of_races(root / f"{plain_name(name) or os.getpid()}.log") if races else None
     with closing(ahead) if ahead is not None else nullcontext():

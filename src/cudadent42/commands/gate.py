@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def gate(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Name a run folder.")],
     file: Annotated[
         str,
         typer.Option(
             "--gate",
             metavar="NAME|FILE",
-            help="The gates: default, improvement, profile, or the path of a TOML file.",
+            help="Hold it against these gates: default, improvement, profile, or the path of a TOML file.",
         ),
     ] = "default",
     as_json: JsonOption = False,

@@ -22,7 +22,8 @@ def history(
     case: Annotated[
         str | None,
         typer.Argument(
-            metavar="CASE", help="A case, as name or name/dtype. Without it, the cases on record are listed."
+            metavar="CASE",
+            help="Show this case, given as name or name/dtype. Without it, the cases on record are listed.",
         ),
     ] = None,
     implementation: Annotated[
@@ -30,7 +31,7 @@ def history(
         typer.Option(
             "--implementation",
             metavar="NAME",
-            help="The implementation whose speed-up is shown. Default: the candidate of each run.",
+            help="Show the speed-up of this implementation. Default: the candidate of each run.",
         ),
     ] = None,
     output: Annotated[

@@ -63,7 +63,7 @@ def implementations(
 def schemas(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="The schema to print. Without it, the schemas are listed."),
+        typer.Argument(metavar="NAME", help="Print this schema. Without it, the schemas are listed."),
     ] = None,
     output_dir: Annotated[
         Path | None,

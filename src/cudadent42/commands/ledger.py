@@ -24,7 +24,8 @@ def rebuild(
     roots: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="ROOT", help="Folders that hold runs. Default: runs and sessions in the current folder."
+            metavar="ROOT",
+            help="Read these folders, which hold runs. Default: runs and sessions in the current folder.",
         ),
     ] = None,
     ledger: LedgerOption = None,
@@ -67,7 +68,7 @@ def rebuild(
 @ledger_app.command("list")
 def list_runs(
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, help="How many runs are shown, the latest first.")
+        int, typer.Option("--limit", metavar="N", min=1, help="Show so many runs, the latest first.")
     ] = 20,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,

@@ -19,15 +19,15 @@ def mcp(
         typer.Option(
             "--project",
             metavar="FOLDER",
-            help="The folder that the agent works in. It can name no file outside.",
+            help="Let the agent work in this folder. It can name no file outside.",
         ),
     ] = Path(),
     max_minutes: Annotated[
-        float, typer.Option("--max-minutes", metavar="N", help="The most minutes of one start.")
+        float, typer.Option("--max-minutes", metavar="N", help="Let one start take at most so many minutes.")
     ] = 60.0,
     max_cost: Annotated[
         float,
-        typer.Option("--max-cost", metavar="USD", help="The most that all starts together may cost."),
+        typer.Option("--max-cost", metavar="USD", help="Let all starts together cost at most this."),
     ] = 5.0,
     ask_above: Annotated[
         float,

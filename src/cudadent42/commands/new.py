@@ -13,7 +13,7 @@ from cudadent42.scaffold import Kind, create
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the kernel and of its folder.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name the kernel and its folder.")],
     kind: Annotated[
         Kind,
         typer.Option(
@@ -25,7 +25,7 @@ def new(
     output_dir: Annotated[
         Path,
         typer.Option(
-            "--output-dir", metavar="FOLDER", help="The folder in which it is made. Default: the current one."
+            "--output-dir", metavar="FOLDER", help="Make it in this folder. Default: the current one."
         ),
     ] = Path(),
     as_json: JsonOption = False,

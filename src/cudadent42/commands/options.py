@@ -20,7 +20,7 @@ SuiteOption = Annotated[
         metavar="NAME|FILE",
         rich_help_panel=WHAT,
         autocompletion=completion.suites,
-        help="The suite: a name that `cudadent42 suites` lists, or the path of a TOML file.",
+        help="Take this suite: a name that `cudadent42 suites` lists, or the path of a TOML file.",
     ),
 ]
 DTypeOption = Annotated[
@@ -30,7 +30,7 @@ DTypeOption = Annotated[
         metavar="NAME",
         rich_help_panel=WHAT,
         autocompletion=completion.dtypes,
-        help="fp16, bf16 or fp32. Repeat the option or separate by commas. Default: the suite's.",
+        help="Use fp16, bf16 or fp32. Repeat the option or separate by commas. Default: the suite's.",
     ),
 ]
 CaseOption = Annotated[
@@ -39,7 +39,8 @@ CaseOption = Annotated[
         "--case",
         metavar="NAME",
         rich_help_panel=WHAT,
-        help="Only this case of the suite, as name or name/dtype. Repeat the option or separate by commas.",
+        help="Take only this case of the suite, as name or name/dtype. Repeat the option or "
+        "separate by commas.",
     ),
 ]
 ImplementationsOption = Annotated[
@@ -49,15 +50,19 @@ ImplementationsOption = Annotated[
         "--implementations",
         metavar="NAME|FILE",
         rich_help_panel=WHAT,
-        help="What is raced: a name that `cudadent42 implementations` lists, path/to/file.py:callable, "
-        "path/to/kernel.toml or a variant such as 'cudadent42[portable]'. Repeat the option or separate by "
-        "commas. The baseline is always measured.",
+        help="Choose what is raced: a name that `cudadent42 implementations` lists, "
+        "path/to/file.py:callable, path/to/kernel.toml or a variant such as "
+        "'cudadent42[portable]'. Repeat the option or separate by commas. The baseline is "
+        "always measured.",
     ),
 ]
 RepeatsOption = Annotated[
     int | None,
     typer.Option(
-        "--repeats", metavar="N", rich_help_panel=HOW, help="Paired blocks per case. Default: the suite's."
+        "--repeats",
+        metavar="N",
+        rich_help_panel=HOW,
+        help="Time so many paired blocks per case. Default: the suite's.",
     ),
 ]
 WarmupOption = Annotated[
@@ -66,7 +71,7 @@ WarmupOption = Annotated[
         "--warmup",
         metavar="N",
         rich_help_panel=HOW,
-        help="Blocks per case that run first and do not count. Default: the suite's.",
+        help="Run so many blocks per case first, which do not count. Default: the suite's.",
     ),
 ]
 SeedOption = Annotated[
@@ -75,7 +80,7 @@ SeedOption = Annotated[
         "--seed",
         metavar="N",
         rich_help_panel=HOW,
-        help="The seed of the inputs and of the order within blocks.",
+        help="Draw the inputs and the order within blocks from this seed.",
     ),
 ]
 DeviceOption = Annotated[
@@ -85,7 +90,7 @@ DeviceOption = Annotated[
         metavar="DEVICE",
         rich_help_panel=WHERE,
         autocompletion=completion.devices,
-        help="auto, cpu, cuda or cuda:N. auto takes the GPU where there is one.",
+        help="Use auto, cpu, cuda or cuda:N. auto takes the GPU where there is one.",
     ),
 ]
 TimerOption = Annotated[
@@ -104,8 +109,9 @@ CacheStateOption = Annotated[
         "--l2",
         metavar="|".join(CacheState),
         rich_help_panel=HOW,
-        help="The last-level cache before each timed call: warm, cold by a flush, or rotated, where calls take turns "
-        "over up to 48 inputs, together three times its size. Default: the suite's.",
+        help="Set the last-level cache before each timed call: warm, cold by a flush, or rotated. "
+        "Rotated calls take turns over up to 48 inputs, together three times its size. "
+        "Default: the suite's.",
     ),
 ]
 OutputOption = Annotated[
@@ -114,7 +120,7 @@ OutputOption = Annotated[
         "--output-dir",
         metavar="FOLDER",
         rich_help_panel=KEPT,
-        help="The run folder, new or empty. Default: runs/<UTC time>-<suite>-<revision>.",
+        help="Write into this run folder, new or empty. Default: runs/<UTC time>-<suite>-<revision>.",
     ),
 ]
 SaveOption = Annotated[
@@ -165,7 +171,7 @@ LedgerOption = Annotated[
     typer.Option(
         "--ledger",
         metavar="FILE|URL",
-        help="The ledger's database. Default: $CUDADENT42_LEDGER, else a file of this user.",
+        help="Use this database as the ledger. Default: $CUDADENT42_LEDGER, else a file of this user.",
     ),
 ]
 OnOption = Annotated[
@@ -195,8 +201,8 @@ MaxCostOption = Annotated[
         metavar="USD",
         min=0.01,
         rich_help_panel=WHERE,
-        help="With --on: the most that the run may cost. You are asked first if the estimate is higher. "
-        "A run that reaches the sum is ended.",
+        help="With --on: let the run cost at most this. You are asked first if the estimate is "
+        "higher. A run that reaches the sum is ended.",
     ),
 ]
 YesOption = Annotated[
@@ -240,7 +246,7 @@ BudgetOption = Annotated[
         "--budget",
         metavar="SECONDS",
         rich_help_panel=HOW,
-        help="The time for measuring. No block begins after it.",
+        help="Measure for at most this long. No block begins after it.",
     ),
 ]
 

@@ -39,9 +39,7 @@ def list_(as_json: JsonOption = False) -> None:
 
 @patterns_app.command()
 def show(
-    name: Annotated[
-        str, typer.Argument(metavar="ID", help="The name of a lesson; `patterns list` shows them.")
-    ],
+    name: Annotated[str, typer.Argument(metavar="ID", help="Name a lesson; `patterns list` shows them.")],
     as_json: JsonOption = False,
 ) -> None:
     """Show one lesson in full."""
@@ -74,7 +72,7 @@ def match(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="LOG|FOLDER|-", help="A log file, a run or session folder, or - for standard input."
+            metavar="LOG|FOLDER|-", help="Read a log file, a run or session folder, or - for standard input."
         ),
     ],
     as_json: JsonOption = False,
@@ -96,7 +94,8 @@ def add(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="A TOML file with one lesson; `patterns show --json` shows the fields."
+            metavar="FILE",
+            help="Take the lesson from this TOML file; `patterns show --json` shows the fields.",
         ),
     ],
     replace: Annotated[bool, typer.Option("--replace", help="Replace a lesson of the same name.")] = False,
@@ -123,10 +122,10 @@ def _evidence(source: str) -> PatternEvidence:
         return evidence.of_text(
             sys.stdin.buffer.read(evidence.LOG_BYTES).decode("utf-8", errors="replace"), "stdin"
         )
-    from cudadent42.session.log import EVENTS
+    from cudadent42.runs.sessions import is_session
 
     path = Path(source)
-    if (path / EVENTS).is_file():
+    if is_session(path):
         from cudadent42.session.evidence import of_session
 
         return of_session(path)

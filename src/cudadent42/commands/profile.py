@@ -42,11 +42,14 @@ CountersOption = Annotated[
 class Profiled:
     """What is profiled."""
 
-    case: Annotated[str, typer.Argument(metavar="CASE", help="A case of the suite, as name or name/dtype.")]
+    case: Annotated[
+        str,
+        typer.Argument(metavar="CASE", help="Profile this case of the suite, given as name or name/dtype."),
+    ]
     suite: SuiteOption = "default"
     implementation: Annotated[
         str,
-        typer.Option("--implementation", "-i", metavar="NAME", help="The implementation that is profiled."),
+        typer.Option("--implementation", "-i", metavar="NAME", help="Profile this implementation."),
     ] = "cudadent42"
 
 
@@ -113,7 +116,7 @@ class Examined:
     """What is looked at, and by what."""
 
     case: Annotated[
-        str, typer.Option("--case", metavar="NAME", help="The case that is looked at. Default: the slowest.")
+        str, typer.Option("--case", metavar="NAME", help="Look at this case. Default: the slowest.")
     ] = ""
     implementation: Annotated[
         str,
@@ -121,7 +124,7 @@ class Examined:
             "--implementation",
             "-i",
             metavar="NAME",
-            help="The implementation that is looked at. Default: the candidate.",
+            help="Look at this implementation. Default: the candidate.",
         ),
     ] = ""
     before: Annotated[
@@ -129,7 +132,7 @@ class Examined:
         typer.Option(
             "--before",
             metavar="FOLDER",
-            help="A run folder with an earlier profile, which is shown beside this one.",
+            help="Show a run folder with an earlier profile beside this one.",
         ),
     ] = None
     full: FullOption = False
@@ -146,7 +149,7 @@ class Examined:
 @grouped
 def doctor(
     *,
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Name a run folder.")],
     examined: Examined,
     shown: Shown,
 ) -> None:

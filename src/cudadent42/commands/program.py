@@ -186,8 +186,8 @@ def make_app() -> App:
     """A command line without commands yet."""
     app = App(
         cls=_Group,
-        help="From an unknown machine to a number that can be defended: "
-        "preflight, build, verify, bench, compare, report.",
+        help="Get from an unknown machine to a number that can be defended: preflight, build, "
+        "verify, bench, compare, report.",
     )
     app.callback()(_top)
     return app

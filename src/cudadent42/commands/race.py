@@ -42,7 +42,7 @@ RaceSuiteOption = Annotated[
         "--suite",
         metavar="NAME|FILE",
         rich_help_panel=WHAT,
-        help="The suite: race (a few cases that suit the device), or any other suite.",
+        help="Take this suite: race (a few cases that suit the device), or any other suite.",
     ),
 ]
 RepositoryOption = Annotated[
@@ -51,7 +51,7 @@ RepositoryOption = Annotated[
         "--repo",
         metavar="FOLDER",
         rich_help_panel=WHAT,
-        help="A folder in the git repository. Default: the current folder.",
+        help="Name a folder in the git repository. Default: the current folder.",
     ),
 ]
 EntryOption = Annotated[
@@ -60,8 +60,9 @@ EntryOption = Annotated[
         "--implementation",
         metavar="FILE",
         rich_help_panel=WHAT,
-        help="What is taken from each version: path/to/file.py:callable, kernel.toml, or a variant of our kernels such "
-        "as 'cudadent42[portable]'. Default: flashmoe_science, with its own choice of kernels.",
+        help="Choose what is taken from each version: path/to/file.py:callable, kernel.toml, or a "
+        "variant of our kernels such as 'cudadent42[portable]'. Default: flashmoe_science, "
+        "with its own choice of kernels.",
     ),
 ]
 
@@ -81,10 +82,10 @@ class Raced:
 def compare(
     *,
     rev_a: Annotated[
-        str, typer.Argument(metavar="REV_A", help="The parent: a git revision, WORKTREE, or ./folder.")
+        str, typer.Argument(metavar="REV_A", help="Name the parent: a git revision, WORKTREE, or ./folder.")
     ],
     rev_b: Annotated[
-        str, typer.Argument(metavar="REV_B", help="The child: a git revision, WORKTREE, or ./folder.")
+        str, typer.Argument(metavar="REV_B", help="Name the child: a git revision, WORKTREE, or ./folder.")
     ],
     raced: Raced,
     how: How,
@@ -127,15 +128,17 @@ def _race_options(
 @grouped
 def bisect(
     *,
-    good: Annotated[str, typer.Option("--good", metavar="REV", help="A commit at which it was fast.")],
-    bad: Annotated[str, typer.Option("--bad", metavar="REV", help="A later commit at which it was slow.")],
+    good: Annotated[str, typer.Option("--good", metavar="REV", help="Name a commit at which it was fast.")],
+    bad: Annotated[
+        str, typer.Option("--bad", metavar="REV", help="Name a later commit at which it was slow.")
+    ],
     gate: Annotated[
         str,
         typer.Option(
             "--gate",
             metavar="NAME|FILE",
             rich_help_panel=KEPT,
-            help="The gates that a commit must pass in a race against --good.",
+            help="Hold each commit against these gates, in a race against --good.",
         ),
     ] = "default",
     raced: Raced,
@@ -149,7 +152,8 @@ def bisect(
             "--output-dir",
             metavar="FOLDER",
             rich_help_panel=KEPT,
-            help="The folder of the bisection. Where it exists, that bisection goes on. Default: bisects/<good>-<bad>.",
+            help="Keep the bisection in this folder. Where it exists, that bisection goes on. Default:"
+            " bisects/<good>-<bad>.",
         ),
     ] = None,
     shown: Shown,

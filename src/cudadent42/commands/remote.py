@@ -16,14 +16,13 @@ from cudadent42.commands.help import App
 from cudadent42.commands.options import JsonOption, YesOption
 
 if TYPE_CHECKING:
-    from cudadent42.remote.core.hosts import Remote
     from cudadent42.remote.core.record import JobRecord
 
 remote_app = App(help="Run on other machines, and end what was started there.")
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of the machine.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name the machine.")]
 JobArgument = Annotated[
-    str | None, typer.Argument(metavar="JOB", help="The run's name. Default: the last run that is not back.")
+    str | None, typer.Argument(metavar="JOB", help="Name the run. Default: the last run that is not back.")
 ]
 
 
@@ -36,26 +35,28 @@ class Kept:
         typer.Option(
             "--after",
             metavar="POLICY",
-            help="What becomes of a cloud machine after a run: stop, keep or keep:MINUTES. One made for the "
-            "run is deleted in place of stopped. Default: stop.",
+            help="Say what becomes of a cloud machine after a run: stop, keep or keep:MINUTES. One "
+            "made for the run is deleted in place of stopped. Default: stop.",
         ),
     ] = None
     rate: Annotated[
         str | None,
         typer.Option(
-            "--rate", metavar="NAME", help="The price of a gce:// machine, by name; `cost rates` lists them."
+            "--rate", metavar="NAME", help="Name the price of a gce:// machine; `cost rates` lists them."
         ),
     ] = None
     reach: Annotated[
         str | None,
         typer.Option(
-            "--reach", metavar="WAY", help="How a gce:// machine is reached: auto, iap or internal."
+            "--reach", metavar="WAY", help="Reach a gce:// machine in this way: auto, iap or internal."
         ),
     ] = None
     results: Annotated[
         str | None,
         typer.Option(
-            "--results", metavar="gs://BUCKET", help="Where a gce:// machine copies its run folders."
+            "--results",
+            metavar="gs://BUCKET",
+            help="Also copy the run folders of a gce:// machine to this bucket.",
         ),
     ] = None
     unguarded_start: Annotated[
@@ -70,7 +71,7 @@ class Kept:
         typer.Option(
             "--folder",
             metavar="FOLDER",
-            help="The folder there that runs happen in. Default: cudadent42-remote in the home folder.",
+            help="Run in this folder there. Default: cudadent42-remote in the home folder.",
         ),
     ] = None
     python: Annotated[
@@ -78,7 +79,7 @@ class Kept:
         typer.Option(
             "--python",
             metavar="FILE",
-            help="A Python there that has torch, which is used as it is. Default: a .venv of our own.",
+            help="Use a Python there that has torch, as it is. Default: a .venv of our own.",
         ),
     ] = ""
 
@@ -92,7 +93,7 @@ def add(
         str | None,
         typer.Argument(
             metavar="ADDRESS",
-            help="ssh://[user@]host[:port], or gce://PROJECT/ZONE/INSTANCE of Google Cloud.",
+            help="Give ssh://[user@]host[:port], or gce://PROJECT/ZONE/INSTANCE of Google Cloud.",
         ),
     ] = None,
     spec: Annotated[
@@ -100,7 +101,7 @@ def add(
         typer.Option(
             "--spec",
             metavar="FILE",
-            help="In place of an address: a TOML file of the machine that is made for each run.",
+            help="In place of an address: make a machine for each run, by this TOML file.",
         ),
     ] = None,
     kept: Kept,
@@ -109,33 +110,20 @@ def add(
     from cudadent42.cost import rates
     from cudadent42.remote.core.address import parse
     from cudadent42.remote.core.hosts import config_file, make, save
+    from cudadent42.remote.core.record import moved_from
     from cudadent42.remote.providers import specified
 
     if (address is None) == (spec is None):
-        fail("expected an address, or a specification with --spec FILE", ExitCode.USAGE)
+        wrong = "neither an address nor a specification is given" if spec is None else "both are given"
+        fail(f"{wrong}; expected an address, or a specification with --spec FILE", ExitCode.USAGE)
     workspace = specified(spec) if spec is not None else parse(address or "")
     remote = make(name, workspace, **vars(kept))
     if remote.rate:
         rates.load().get(remote.rate)
-    _warn_of_waiting(remote)
+    for line in moved_from(remote):
+        say(line)
     save(remote)
     print(f"{remote.name} is {remote.address}, kept in {config_file()}")
-
-
-def _warn_of_waiting(remote: Remote) -> None:
-    """Runs that wait to be brought back are looked for at the machine's present address (``record.remote_of``)."""
-    from cudadent42.remote.core.hosts import remotes
-    from cudadent42.remote.core.record import readable
-
-    before = remotes().get(remote.name)
-    if before is None or before.address == remote.address:
-        return
-    for record in readable()[0]:
-        if record.remote == remote.name and record.cloud is None and not record.fetched:
-            say(
-                f"{record.job} is not back yet; it was started when {remote.name} was {before.address}, and is looked "
-                f"for at {remote.address} now"
-            )
 
 
 @remote_app.command("list")
@@ -194,7 +182,7 @@ def jobs(as_json: JsonOption = False) -> None:
 def status(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="The name of a machine. Default: all that were started."),
+        typer.Argument(metavar="NAME", help="Name a machine. Default: all that were started."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -42,7 +42,7 @@ session_app = App(
 SessionOption = Annotated[
     str | None,
     typer.Option(
-        "--session", metavar="NAME|FOLDER", help="The session. Default: the open one, else the last."
+        "--session", metavar="NAME|FOLDER", help="Take this session. Default: the open one, else the last."
     ),
 ]
 BesideOption = Annotated[
@@ -52,19 +52,20 @@ BesideOption = Annotated[
         "--implementations",
         metavar="NAME|FILE",
         rich_help_panel=WHAT,
-        help="Further implementations that are raced beside the baseline. Repeat the option or separate by commas. "
-        "Default: the suite's.",
+        help="Race further implementations beside the baseline. Repeat the option or separate by "
+        "commas. Default: the suite's.",
     ),
 ]
 RaceSuiteOption = Annotated[
-    str, typer.Option("--race-suite", metavar="NAME|FILE", help="The suite on which changes are raced.")
+    str, typer.Option("--race-suite", metavar="NAME|FILE", help="Race changes on this suite.")
 ]
 ChangedOption = Annotated[
     str,
     typer.Option(
         "--implementation",
         metavar="FILE",
-        help="What is changed: path/to/file.py:callable or kernel.toml in the project. Default: flashmoe_science.",
+        help="Choose what is changed: path/to/file.py:callable or kernel.toml in the project. "
+        "Default: flashmoe_science.",
     ),
 ]
 RateOption = Annotated[
@@ -72,7 +73,7 @@ RateOption = Annotated[
     typer.Option(
         "--rate",
         metavar="NAME",
-        help="What an hour of the machine costs, by name; `cudadent42 cost rates` lists them.",
+        help="Say by name what an hour of the machine costs; `cudadent42 cost rates` lists them.",
     ),
 ]
 MinutesOption = Annotated[
@@ -80,13 +81,13 @@ MinutesOption = Annotated[
     typer.Option(
         "--budget-minutes",
         metavar="MINUTES",
-        help="The time after which the session ends. Default: the protocol's.",
+        help="End the session after this time. Default: the protocol's.",
         min=0.01,
     ),
 ]
 MoneyOption = Annotated[
     float | None,
-    typer.Option("--budget-money", metavar="USD", help="The cost at which the session ends.", min=0.01),
+    typer.Option("--budget-money", metavar="USD", help="End the session at this cost.", min=0.01),
 ]
 OverrideOption = Annotated[
     str,
@@ -135,13 +136,13 @@ class Subject:
 @grouped
 def start(
     *,
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The name of the session and of its folder.")
-    ] = "session",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name the session and its folder.")] = "session",
     protocol: Annotated[
         str,
         typer.Option(
-            "--protocol", metavar="NAME|FILE", help="The protocol: default, or the path of a TOML file."
+            "--protocol",
+            metavar="NAME|FILE",
+            help="Follow this protocol: default, or the path of a TOML file.",
         ),
     ] = "default",
     subject: Subject,
@@ -221,7 +222,7 @@ def next_(*, session: SessionOption = None, override: OverrideOption = "", shown
 
 @session_app.command()
 def note(
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What was seen or learnt.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Say what was seen or learnt.")],
     session: SessionOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -235,7 +236,7 @@ def note(
 def abort(
     session: SessionOption = None,
     reason: Annotated[
-        str, typer.Option("--reason", metavar="REASON", help="Why it ends, for the report.")
+        str, typer.Option("--reason", metavar="REASON", help="Say why it ends, for the report.")
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -247,8 +248,8 @@ def abort(
 
 @session_app.command()
 def unpack(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A copy of the session's folder.")],
-    into: Annotated[Path, typer.Argument(metavar="NEW", help="The folder to make.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Name a copy of the session's folder.")],
+    into: Annotated[Path, typer.Argument(metavar="NEW", help="Name the folder to make.")],
     as_json: JsonOption = False,
 ) -> None:
     """Make a repository from a session's folder, to go on elsewhere.

@@ -83,8 +83,8 @@ def build(
         typer.Option(
             "--arch",
             metavar="NAME",
-            help="A CUDA architecture such as sm_90a, which need not be present. Repeat the option or separate by "
-            "commas.",
+            help="Compile for a CUDA architecture such as sm_90a, which need not be present. Repeat "
+            "the option or separate by commas.",
         ),
     ] = None,
     implementations: Annotated[
@@ -93,9 +93,8 @@ def build(
             "--implementation",
             "--implementations",
             metavar="NAME|FILE",
-            help="Whose kernels are compiled: cudadent42, or path/to/kernel.toml. Repeat the option or "
-            "separate by commas. "
-            "Default: cudadent42.",
+            help="Choose whose kernels are compiled: cudadent42, or path/to/kernel.toml. Repeat the "
+            "option or separate by commas. Default: cudadent42.",
         ),
     ] = None,
     untrusted: UntrustedOption = False,
@@ -177,7 +176,7 @@ def verify(*, what: What, seed: SeedOption = 0, where: Where, confined: Confined
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Name a run folder.")],
     as_json: JsonOption = False,
 ) -> None:
     """Write the report of a run folder again."""

@@ -66,7 +66,7 @@ tune_app = App(
     "`cudadent42 tune SPACE.toml` begins or goes on.",
 )
 
-FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The tuning's folder.")]
+FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="Name the tuning's folder.")]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ class Raced:
             "--rungs",
             metavar="BLOCKS",
             rich_help_panel=HOW,
-            help="How many blocks a configuration has by the end of each rung, by commas. Default: 4,12,24,54.",
+            help="Give a configuration so many blocks by the end of each rung, separated by commas. "
+            "Default: 4,12,24,54.",
         ),
     ] = ""
     margin: Annotated[
@@ -97,7 +98,8 @@ class Raced:
             "--margin",
             metavar="SHARE",
             rich_help_panel=HOW,
-            help="The gain that a winner must exceed, such as \"1 %\". Default: the suite's, else the device's.",
+            help='Ask of a winner that it gains more than this, such as "1 %". Default: the suite\'s, '
+            "else the device's.",
         ),
     ] = None
     search: Annotated[
@@ -125,7 +127,7 @@ class Spent:
             "--budget",
             metavar="TIME",
             rich_help_panel=WHERE,
-            help="The time that all of it may take, such as 90s, 30m or 2h. The same command goes on with more.",
+            help="Let all of it take at most this long, such as 90s, 30m or 2h. The same command goes on with more.",
         ),
     ] = None
     max_cost: Annotated[
@@ -135,7 +137,8 @@ class Spent:
             metavar="USD",
             min=0.01,
             rich_help_panel=WHERE,
-            help="The most that it may cost, by the rate of this machine, or of each worker of a fleet (see --rate).",
+            help="Let it cost at most this, by the rate of this machine, or of each worker of a fleet "
+            "(see --rate).",
         ),
     ] = None
     rate: Annotated[
@@ -144,7 +147,7 @@ class Spent:
             "--rate",
             metavar="NAME",
             rich_help_panel=WHERE,
-            help="What an hour of the machine costs, by name. Default: $CUDADENT42_RATE, else local.",
+            help="Say by name what an hour of the machine costs. Default: $CUDADENT42_RATE, else local.",
         ),
     ] = None
 
@@ -153,7 +156,9 @@ class Spent:
 @grouped
 def run(
     *,
-    space: Annotated[Path, typer.Argument(metavar="SPACE", help="The space of configurations, a TOML file.")],
+    space: Annotated[
+        Path, typer.Argument(metavar="SPACE", help="Name the space of configurations, a TOML file.")
+    ],
     sought: Sought,
     raced: Raced,
     where: Where,
@@ -164,12 +169,13 @@ def run(
             "--output-dir",
             metavar="FOLDER",
             rich_help_panel=KEPT,
-            help="The tuning's folder. Where it exists, that tuning goes on. Default: tunings/<space>-<suite>.",
+            help="Keep the tuning in this folder. Where it exists, that tuning goes on. Default: "
+            "tunings/<space>-<suite>.",
         ),
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", rich_help_panel=KEPT, help="Only compile, and say what would be raced."),
+        typer.Option("--dry-run", rich_help_panel=KEPT, help="Compile only, and say what would be raced."),
     ] = False,
     gpu: Annotated[
         str,

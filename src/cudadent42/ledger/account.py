@@ -9,7 +9,9 @@ from datetime import datetime
 from statistics import fmean
 from typing import TYPE_CHECKING, Protocol
 
+from cudadent42.base.errors import LabError
 from cudadent42.cost.rates import LOCAL, Rates, Restart
+from cudadent42.ledger import open_for_reading
 from cudadent42.runs.starts import StartOutcome
 
 if TYPE_CHECKING:
@@ -161,6 +163,23 @@ class Start(Protocol):
     def ended(self) -> str | None: ...
     @property
     def outcome(self) -> str: ...
+
+
+def restart_by_ledger(rate: str, assumed: Restart, named: str | None = None) -> Restart:
+    """`restart_on_record` of the starts in the ledger; ``assumed`` where there is none that can be used.
+
+    ``named`` is a path or URL instead of the configured one, which has to be there: raises LabError.
+    """
+    try:
+        opened = open_for_reading(named)
+        from cudadent42.ledger import queries
+
+        starts = opened.read(queries.start_lines)
+    except LabError:
+        if named is not None:
+            raise
+        return assumed
+    return restart_on_record(starts, rate, assumed)
 
 
 def restart_on_record(starts: Sequence[Start], rate: str, assumed: Restart) -> Restart:

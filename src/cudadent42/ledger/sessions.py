@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cudadent42.base.append import whole_lines
 from cudadent42.base.errors import NewerVersionError, UsageError
-from cudadent42.base.reading import parse_json, read_text
+from cudadent42.base.reading import parse_json, read_bytes
 from cudadent42.ledger.reading import ID_DIGITS, Row, is_time, path_text
+from cudadent42.runs.sessions import EVENTS
 
-EVENTS = "events.jsonl"
 SCHEMA_VERSION = 1
 """Of session folders, that this reader knows."""
 
@@ -34,16 +35,6 @@ class SessionRows:
     checkpoints: tuple[Row, ...]
 
 
-def is_session(folder: Path) -> bool:
-    return (folder / EVENTS).is_file()
-
-
-def session_of(folder: Path) -> Path | None:
-    """The session that a run folder lies in: ``sessions/<session>/runs/<run>``."""
-    owner = folder.absolute().parent.parent
-    return owner if is_session(owner) else None
-
-
 def read_session(folder: Path) -> SessionRows:
     """The rows of a session folder, ended or not. Raises UsageError where it cannot be understood."""
     path = folder / EVENTS
@@ -57,8 +48,8 @@ def read_session(folder: Path) -> SessionRows:
 def _entries(path: Path) -> list[dict[str, Any]]:
     """All events; what follows the last line's end was being written when the session was killed."""
     try:
-        text = read_text(path, errors="replace")
-        entries = [parse_json(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        text = whole_lines(read_bytes(path)).decode("utf-8", errors="replace")
+        entries = [parse_json(line) for line in text.splitlines()]
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:

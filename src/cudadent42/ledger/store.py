@@ -21,9 +21,10 @@ from cudadent42.ledger.remembered import host, recall, remember
 from cudadent42.ledger.renewal import Renewal, note_rebuilt, renew, set_meta
 from cudadent42.ledger.schema import REBUILDING_KEY, RUN_PARTS, checkpoints, machine_starts, meta, sessions
 from cudadent42.ledger.schema import runs as runs_table
-from cudadent42.ledger.sessions import SessionRows, is_session, read_session, session_of
+from cudadent42.ledger.sessions import SessionRows, read_session
 from cudadent42.runs import run_folder as runs
 from cudadent42.runs import starts
+from cudadent42.runs.sessions import is_session, session_of
 
 _BATCH = 50
 """Runs in one transaction of a rebuild: other writers come in between."""
@@ -115,7 +116,7 @@ def rebuild(
     began_s = time.monotonic()
     for root in roots:
         if not root.is_dir():
-            raise UsageError(f"{root} is not a folder; expected one that holds run folders")
+            raise UsageError(f"{root} is not a folder; expected a folder that holds run folders")
     ledger, moved_aside, renewal = _open_anew(location)
     previous = ledger.read(_known_folders)
     searched = _unique(roots or [path for path in DEFAULT_ROOTS if path.is_dir()])

@@ -21,10 +21,12 @@ def use_device(device: str) -> None:
 def require_cuda(device: str) -> None:
     """Raises ``UsageError`` where there is no ``cuda:N``."""
     if not torch.cuda.is_available():
-        raise UsageError(f"no CUDA device for {device}: this torch sees none; use --device cpu")
+        raise UsageError(f"there is no CUDA device for {device}: this torch sees none; use --device cpu")
     count = torch.cuda.device_count()
     if (torch.device(device).index or 0) >= count:
-        raise UsageError(f"no {device}: this machine has {count} CUDA device(s), cuda:0 to cuda:{count - 1}")
+        raise UsageError(
+            f"there is no {device}: this machine has {count} CUDA device(s), cuda:0 to cuda:{count - 1}"
+        )
 
 
 def _settle(device: str) -> None:

@@ -173,5 +173,7 @@ def plug_in_file(spec: str) -> Path:
     path_text = path_text_of(spec)
     path = file_path(path_text)
     if not path.is_file():
-        raise UsageError(f"no file {path_text!r}; expected path/to/file.py:callable or path/to/kernel.toml")
+        raise UsageError(
+            f"there is no file {path_text!r}; expected path/to/file.py:callable or path/to/kernel.toml"
+        )
     return path

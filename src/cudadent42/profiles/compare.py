@@ -44,7 +44,7 @@ _CLOCKS = {
 def load(folder: Path) -> Profile:
     """The folder's profile. Raises UsageError where it has none."""
     if not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder; expected one with a {PROFILE}")
+        raise UsageError(f"{folder} is not a folder; expected a folder that has a {PROFILE}")
     profile = store.load_profile(folder)
     if profile is None:
         raise UsageError(f"{folder} has no profile; make one with: cudadent42 doctor {folder}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cudadent42.base.errors import ExitCode, LabError, UsageError
 from cudadent42.base.observer import Observer
+from cudadent42.runs.sessions import EVENTS
 from cudadent42.session import folder as folders
 from cudadent42.session import tree as trees
 from cudadent42.session.clock import Clock
@@ -25,7 +26,7 @@ from cudadent42.session.events import (
 )
 from cudadent42.session.folder import Session
 from cudadent42.session.lock import locked
-from cudadent42.session.log import EVENTS, EventLog
+from cudadent42.session.log import EventLog
 from cudadent42.session.snapshots import local
 from cudadent42.session.state import BUDGET_RULE, State, apply, tick
 from cudadent42.session.tree import Tree
@@ -63,8 +64,9 @@ class Desk:
         """The source under change. Raises UsageError outside of git."""
         tree = trees.find(self.project)
         if tree is None or not self.state.started.base:
+            folder = self.path.parent.parent if tree is None else tree.root  # sessions lie in its `sessions`
             raise UsageError(
-                f"{self.project} was not a git repository with a commit when the session began; changes are told apart "
+                f"{folder} was not a git repository with a commit when the session began; changes are told apart "
                 "and taken back by git: make one (git init, git add, git commit), then start a new session"
             )
         return tree

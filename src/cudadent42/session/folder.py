@@ -22,6 +22,7 @@ from pathlib import Path
 
 from cudadent42.base import durable
 from cudadent42.base.errors import UsageError
+from cudadent42.runs.sessions import EVENTS, is_session
 from cudadent42.session import log, tree
 from cudadent42.session.clock import Clock, Instant
 from cudadent42.session.events import Entry, Started
@@ -71,11 +72,11 @@ def sessions_folder(start: Path) -> Path:
 
 def load(path: Path) -> Session:
     """Read a session folder. Raises UsageError where it is none, is damaged, or is newer."""
-    if not (path / log.EVENTS).is_file():
+    if not is_session(path):
         raise UsageError(
-            f"{path} has no {log.EVENTS}; expected a session folder, as `cudadent42 session start` makes"
+            f"{path} has no {EVENTS}; expected a session folder, as `cudadent42 session start` makes"
         )
-    entries = log.read(path / log.EVENTS)
+    entries = log.read(path / EVENTS)
     return Session(path, entries, replay(entries))
 
 
@@ -83,9 +84,7 @@ def all_sessions(folder: Path) -> list[Path]:
     """Session folders, the oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(
-        path for path in folder.iterdir() if not path.name.startswith(".") and (path / log.EVENTS).is_file()
-    )
+    return sorted(path for path in folder.iterdir() if not path.name.startswith(".") and is_session(path))
 
 
 def find(folder: Path, wanted: str | None) -> Session:
@@ -122,7 +121,7 @@ def create(folder: Path, name: str, started: Started, files: Mapping[str, bytes]
         try:
             for relative, content in files.items():
                 _write(temporary / relative, content)
-            _write(temporary / log.EVENTS, log.first(started, clock))
+            _write(temporary / EVENTS, log.first(started, clock))
             os.chmod(temporary, 0o755)
             path = _place(temporary, folder, f"{_stamp(clock())}-{name}")
         except BaseException:

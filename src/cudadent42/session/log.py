@@ -15,8 +15,6 @@ from cudadent42.base.reading import parse_json, read_bytes
 from cudadent42.session.clock import Clock
 from cudadent42.session.events import SCHEMA_VERSION, Entry, Event, Started, from_line, to_line
 
-EVENTS = "events.jsonl"
-
 
 def read(path: Path) -> tuple[Entry, ...]:
     """The events of a log, without a torn last line. Raises UsageError where it is missing, damaged or newer."""
@@ -49,7 +47,11 @@ def parse(data: bytes, path: Path) -> tuple[Entry, ...]:
 
 
 class EventLog:
-    """The log, open for appending."""
+    """The log, open for appending.
+
+    No `base.journal`: that has a file of its setup beside its entries and a lock for itself. A session's setup is its
+    first event, its lock is that of all sessions of a project, and events are numbered. Both write by `base.append`.
+    """
 
     def __init__(self, path: Path, entries: Iterable[Entry], clock: Clock) -> None:
         """``entries`` is what `read` found. Cuts off a torn last line."""

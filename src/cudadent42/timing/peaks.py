@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from cudadent42.model.dtypes import DTYPES
+from cudadent42.model.implementations import Call
+from cudadent42.timing.cuda_timers import CudaQueueTimer
 
 _SIDES = {"fp16": 8192, "bf16": 8192, "fp32": 4096}
 """Of the square matrices: large enough for the tensor cores to be all that counts."""
@@ -55,17 +55,9 @@ def _product_seconds(dtype: str, side: int, device: str) -> float | None:
         return None
 
 
-def _best_seconds(call: Callable[[], object], device: str) -> float:
+def _best_seconds(call: Call, device: str) -> float:
     """Per call, in the best of several windows."""
     for _ in range(_WARM_UPS):
         call()
-    times = []
-    for _ in range(_WINDOWS):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        for _ in range(_CALLS):
-            call()
-        stop.record()
-        torch.cuda.synchronize(device)
-        times.append(start.elapsed_time(stop) / _CALLS * 1e-3)
-    return float(min(times))
+    read = CudaQueueTimer(device, None).calibrate([call], _CALLS)
+    return min(read().latency_ms for _ in range(_WINDOWS)) * 1e-3

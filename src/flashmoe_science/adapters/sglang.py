@@ -235,8 +235,8 @@ class Attention:
         verified = _verified(forward_mode, spec_info)
         if encoder_lens is not None or (verified is None and not forward_mode.is_decode_or_idle()):
             raise InputError(
-                "a graph of something else than decode steps is to be captured; expected those, or steps that verify "
-                "draft tokens"
+                "a graph of something else than decode steps is to be captured; expected decode steps, or steps "
+                "that verify draft tokens"
             )
         of_graphs = self._of_graphs
         if of_graphs is None or of_graphs.tree_mask is None:

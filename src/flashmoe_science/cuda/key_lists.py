@@ -94,7 +94,7 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
         Layout((rows,), (1,), torch.int32),
         Layout((rows + 1,), (1,), torch.int32),
     ]
-    return prepare({"mask": 1}, results, LaunchPlan(addressed(launcher, 4)), index, cuda_allocator())
+    return prepare({"mask": 1}, results, LaunchPlan(addressed(launcher, _ADDRESSES)), index, cuda_allocator())
 
 
 _calls = Calls(_check, _make_call, options=1, most=1024, under_no_grad=True)

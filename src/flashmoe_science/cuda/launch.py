@@ -19,8 +19,7 @@ from flashmoe_science.cuda.driver import check, library, load
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 _PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-_COUNT = 5
-ADDRESSES = struct.Struct(f"{_COUNT}Q")
+ADDRESSES = struct.Struct("5Q")
 """Of query, key, value, output and lse; as many as the most called kernels take."""
 Launch = Callable[..., None]
 """Launches on a raw stream: (*addresses, stream), in the operation's order: of the first elements of its inputs, of its
@@ -164,11 +163,9 @@ class LaunchPlan:
     """Of device memory with any content, starting at a multiple of 256 bytes, that a launch takes for itself."""
 
 
-def addressed(launcher: Launcher, count: int) -> Launch:
-    """The launch of a kernel whose argument begins with `count` addresses."""
-    if count == _COUNT:
-        return launcher.start_at
-    buffer, start, pack = launcher.buffer, launcher.start, struct.Struct(f"{count}Q").pack_into
+def addressed(launcher: Launcher, addresses: struct.Struct) -> Launch:
+    """The launch of a kernel whose argument begins with these addresses: a struct of ``Q`` alone."""
+    buffer, start, pack = launcher.buffer, launcher.start, addresses.pack_into
 
     def launch(*given: int) -> None:
         pack(buffer, 0, *given[:-1])
@@ -181,13 +178,3 @@ def _aligned_buffer(size: int, alignment: int) -> ctypes.Array[ctypes.c_char]:
     storage = ctypes.create_string_buffer(size + alignment)
     start = -ctypes.addressof(storage) % alignment
     return (ctypes.c_char * size).from_buffer(storage, start)
-
-
-def launch_at(launcher: Launcher, addresses: struct.Struct) -> Callable[..., None]:
-    """Launches take the addresses that the kernel's parameters begin with, and the stream."""
-
-    def launch(*addresses_and_stream: int) -> None:
-        addresses.pack_into(launcher.buffer, 0, *addresses_and_stream[:-1])
-        launcher.start(addresses_and_stream[-1])
-
-    return launch

@@ -179,7 +179,7 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
     results = results_of(query, key)
     write_arguments(launcher.buffer, tensors, results, inverse)
     inputs = dict.fromkeys(("query", "key", "cosine", "sine"), VECTOR_BYTES)
-    return prepare(inputs, results, LaunchPlan(addressed(launcher, 6)), index, cuda_allocator())
+    return prepare(inputs, results, LaunchPlan(addressed(launcher, _ADDRESSES)), index, cuda_allocator())
 
 
 _calls = Calls(_check, _make_call, options=1, most=1024, under_no_grad=True)

@@ -38,7 +38,9 @@ def check(query: torch.Tensor, key: torch.Tensor, cosine: torch.Tensor, sine: to
         )
     for name, tensor in (("key", key), ("cosine", cosine), ("sine", sine)):
         if tensor.dtype != query.dtype or tensor.device != query.device:
-            raise InputError(f"{name} is {tensor.dtype} on {tensor.device}; expected those of query")
+            raise InputError(
+                f"{name} is {tensor.dtype} on {tensor.device}; expected the dtype and device of query"
+            )
 
 
 def _on_cpu(

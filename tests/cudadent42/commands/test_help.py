@@ -58,12 +58,17 @@ def test_help(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, snapshot: 
     snapshot(f"help/{'-'.join(path) or 'cudadent42'}", help_of(path, monkeypatch))
 
 
+VERBLESS = r"(An?|Blocks|Further|How|Only|Paired|The|What|Where|Which|Whose|Why)\b"
+"""What a text begins with that names a thing, and does not say what to do with it."""
+
+
 @pytest.mark.parametrize("path", COMMANDS, ids=lambda path: " ".join(path) or "cudadent42")
 def test_every_option_is_explained_in_one_style(path: tuple[str, ...]) -> None:
     for parameter in COMMANDS[path].params:
         explanation = getattr(parameter, "help", None) or ""
         assert re.match(r"[A-Z$]|auto|call|cpu|fp16|python|ssh:|path/", explanation), parameter.name
         assert explanation.endswith((".", "`.")), (parameter.name, explanation)
+        assert not re.match(VERBLESS, explanation), (parameter.name, explanation)
         assert max(len(sentence.split()) for sentence in explanation.split(". ")) <= 40
         if not getattr(parameter, "is_flag", False):
             placeholder = parameter.metavar or ""
@@ -164,6 +169,11 @@ ERRORS: dict[str, tuple[str, ...]] = {
     "schemas-unknown": ("schemas", "manifst"),
     "mcp-no-project": ("mcp", "--project", "none"),
     "session-bad-name": ("session", "start", "../mine"),
+    "session-unknown-protocol": ("session", "start", "--protocol", "defualt"),
+    "session-no-such-folder": ("session", "status", "--session", "./none"),
+    "untrusted-accept-alone": ("run", "--accept-missing", "files"),
+    "untrusted-profile": ("profile", "tiny", "--untrusted"),
+    "untrusted-tune": ("tune", "run", "space.toml", "--untrusted"),
 }
 
 NEVER_WRONG = {"suites", "cache"}

@@ -129,14 +129,26 @@ def test_who_hands_out_tasks_no_longer_ends_nobody_s_workers(tmp_path: Path) -> 
     assert second.queue.is_over("w")
 
 
-def test_a_worker_that_is_not_taken_on_yet_claims_nothing(tmp_path: Path) -> None:
+def test_a_worker_that_is_not_taken_on_yet_claims_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may have other sources, or another device: what it measured would count."""
+    looks = threading.Semaphore(0)
+    is_admitted = Queue.is_admitted
+
+    def looked(each: Queue, name: str) -> bool:
+        looks.release()
+        return is_admitted(each, name)
+
+    monkeypatch.setattr(Queue, "is_admitted", looked)
     engine = FolderEngine(tmp_path)
     engine.offer(task("t"))
     queue, done = Queue(tmp_path / "fleet"), []
+    performed = threading.Event()
 
     def perform(each: Task) -> Returned:
         done.append(each.key)
+        performed.set()
         return Returned(each.key, "w", 0.0)
 
     thread = threading.Thread(
@@ -144,13 +156,11 @@ def test_a_worker_that_is_not_taken_on_yet_claims_nothing(tmp_path: Path) -> Non
     )  # type: ignore[arg-type]
     thread.start()
     try:
-        while not queue.workers():
-            time.sleep(0.01)
-        time.sleep(1.0)  # twice what it sleeps between two looks
+        for _ in range(3):  # when it looks again, it has passed over what is on offer
+            looks.acquire()
         assert not done
         engine.admit("w")
-        while not done:
-            time.sleep(0.01)
+        performed.wait()
     finally:
         engine.close()
         thread.join()

@@ -16,7 +16,7 @@ from cudadent42.plan import Choices, make_plan
 from cudadent42.registry import registry
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks/results"
-MANIFESTS = sorted(RESULTS.glob("*/manifest.json"))
+MANIFESTS = sorted(RESULTS.rglob("manifest.json"))
 TOO_LONG = 20
 """Times what it took: an estimate beyond that would refuse runs that cost nothing worth speaking of."""
 

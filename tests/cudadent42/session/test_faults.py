@@ -18,8 +18,8 @@ import quick
 
 from cudadent42.base.errors import LabError, NewerVersionError, UsageError
 from cudadent42.runs import run_folder
+from cudadent42.runs.sessions import EVENTS
 from cudadent42.session import folder as folders
-from cudadent42.session import log as logs
 from cudadent42.session import steps
 from cudadent42.session.clock import Instant
 from cudadent42.session.desk import at_work
@@ -246,7 +246,7 @@ def session(project: Path, workshop: Any, clock: Any) -> Path:
 
 
 def test_a_log_cut_anywhere_is_read_and_goes_on(session: Path, workshop: Any, clock: Any) -> None:
-    log = session / logs.EVENTS
+    log = session / EVENTS
     data = log.read_bytes()
     first = data.index(b"\n") + 1
     for length in range(first, len(data), 7):
@@ -264,7 +264,7 @@ def test_a_session_killed_before_its_first_event_is_none(project: Path) -> None:
     folder.mkdir(parents=True)
     with pytest.raises(UsageError, match="session start"):
         load(folder)
-    (folder / logs.EVENTS).write_bytes(b'{"number": 0')
+    (folder / EVENTS).write_bytes(b'{"number": 0')
     with pytest.raises(UsageError, match="holds no event"):
         load(folder)
     assert open_session(project / "sessions") is None
@@ -285,7 +285,7 @@ def test_a_session_killed_before_its_first_event_is_none(project: Path) -> None:
 def test_damage_is_named_and_not_worked_on(
     session: Path, change: Callable[[list[str]], list[str]], words: str
 ) -> None:
-    log = session / logs.EVENTS
+    log = session / EVENTS
     lines = log.read_text().splitlines()
     log.write_text("\n".join(change(lines)) + "\n")
     before = log.read_bytes()
@@ -295,7 +295,7 @@ def test_damage_is_named_and_not_worked_on(
 
 
 def test_a_folder_of_a_newer_version(session: Path) -> None:
-    log = session / logs.EVENTS
+    log = session / EVENTS
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     lines[0]["data"] = {"schema_version": 2, "something": "new"}
     lines[1]["event"] = "Unheard"
@@ -326,7 +326,7 @@ def _limited(limit: int, work: Callable[[], None]) -> str:
 
 
 def test_a_full_disk_is_said_and_loses_nothing(session: Path, workshop: Any, clock: Any) -> None:
-    log = session / logs.EVENTS
+    log = session / EVENTS
     size = log.stat().st_size
 
     def note() -> None:

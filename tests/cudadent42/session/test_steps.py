@@ -12,8 +12,8 @@ from acting import SETTINGS, advance, begin, change, desk, to_fix, work
 from quick import git
 
 from cudadent42.base.errors import ExitCode, LabError, UsageError
-from cudadent42.ledger.sessions import EVENTS, SCHEMA_VERSION, read_session
-from cudadent42.session import events, log, steps
+from cudadent42.ledger.sessions import SCHEMA_VERSION, read_session
+from cudadent42.session import events, steps
 from cudadent42.session import folder as folders
 from cudadent42.session.desk import GateFailedError
 from cudadent42.session.events import Settings, WorkOutcome
@@ -67,7 +67,7 @@ def test_from_start_to_report(project: Path, workshop: Any, clock: Any) -> None:
 def is_counted_alike_by_the_ledger(path: Path) -> None:
     """The ledger reads a session's log by itself, as it stands below sessions."""
     state, rows = load(path).state, read_session(path)
-    assert (EVENTS, SCHEMA_VERSION) == (log.EVENTS, events.SCHEMA_VERSION)
+    assert events.SCHEMA_VERSION == SCHEMA_VERSION
     assert rows.session["seconds"] == pytest.approx(state.seconds)
     assert rows.session["status"] == ("open" if state.end is None else state.end.end.value)
     assert rows.session["rate"] == state.started.settings.rate

@@ -33,6 +33,6 @@ def test_addresses_stand_at_the_head_of_the_argument(count: int, launched: list[
     launcher = Launcher(function, (1, 1, 1), kernel, 8 * count + 8)
     struct.pack_into("Q", launcher.buffer, 8 * count, 77)
     addresses = [1 << (20 + index) for index in range(count)]
-    addressed(launcher, count)(*addresses, 0)
+    addressed(launcher, struct.Struct(f"{count}Q"))(*addresses, 0)
     assert struct.unpack_from(f"{count + 1}Q", launcher.buffer) == (*addresses, 77)
     assert launched == [function]

@@ -178,8 +178,10 @@ def get(name: str) -> Remote:
             "expected the name of a remote, not an address; give it one with: cudadent42 remote add NAME ADDRESS"
         )
     if name not in registered:
-        names = f"expected one of {', '.join(registered)}" if registered else "there is none yet"
-        raise UsageError(f"no remote {name!r}; {names}. Add one with: cudadent42 remote add NAME ADDRESS")
+        names = f"expected one of {', '.join(registered)}" if registered else "none has been added yet"
+        raise UsageError(
+            f"there is no remote {name!r}; {names}. Add one with: cudadent42 remote add NAME ADDRESS"
+        )
     return registered[name]
 
 

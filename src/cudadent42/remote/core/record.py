@@ -141,6 +141,22 @@ def remote_of(begun: JobRecord) -> Remote:
     return replace(registered, folder=begun.folder)
 
 
+def moved_from(remote: Remote) -> tuple[str, ...]:
+    """What is to be said of runs that wait to be brought back, where a remote gets another address.
+
+    They are looked for at its present one, see `remote_of`.
+    """
+    before = hosts.remotes().get(remote.name)
+    if before is None or before.address == remote.address:
+        return ()
+    return tuple(
+        f"{record.job} is not back yet; it was started when {remote.name} was {before.address}, and is looked for at "
+        f"{remote.address} now"
+        for record in readable()[0]
+        if record.remote == remote.name and record.cloud is None and not record.fetched
+    )
+
+
 def _read(path: Path) -> JobRecord:
     try:
         document = read_json(path)

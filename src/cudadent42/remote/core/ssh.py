@@ -187,7 +187,7 @@ class _Output:
             said = " ".join(f"{errors} {plain(self._greeting.decode(errors='replace'))}".split())
             raise LabError(
                 f"{self._connection.address}: the login shell there does not do what it is told (exit code {code}); "
-                f"expected one with sh, head and no start-up file that ends it: {said[-200:] or 'it said nothing'}"
+                f"expected a shell with sh, head and no start-up file that ends it: {said[-200:] or 'it said nothing'}"
             )
 
 

@@ -15,7 +15,7 @@ from flashmoe_science.configs.moe.topk import TopkConfiguration
 from flashmoe_science.cuda.calls import Calls, Options, Tensors
 from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.driver import make_context_current
-from flashmoe_science.cuda.launch import LaunchPlan, launch_at, loaded
+from flashmoe_science.cuda.launch import LaunchPlan, addressed, loaded
 from flashmoe_science.cuda.moe import topk
 from flashmoe_science.cuda.repeat import Call, Layout, cuda_allocator, prepare
 from flashmoe_science.cuda.workspace import aligned
@@ -200,7 +200,7 @@ def _make_backward(tensors: Tensors, options: Options, index: int) -> Call:
     dependent = overlaps(device.architecture)
     launcher = loaded(compiled, device, (blocks, 1, 1), BACKWARD_BYTES, dependent=dependent)
     write_backward_arguments(launcher.buffer, tokens, experts, ids.shape[1], scores, renormalize, scale)
-    start = launch_at(launcher, _BACKWARD)
+    start = addressed(launcher, _BACKWARD)
 
     def launch(logits_at: int, ids_at: int, counts: int, *rest: int) -> None:
         *given, gradient, stream = rest

@@ -117,7 +117,7 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
     write_arguments(
         launcher.buffer, tokens, experts, k, scores, renormalize, scale, groups=groups, top_groups=top_groups
     )
-    start = addressed(launcher, 4)
+    start = addressed(launcher, ADDRESSES)
     inputs = {"logits": logits.element_size()}
     if len(tensors) > 1:
         return prepare({**inputs, "correction_bias": 4}, results, LaunchPlan(start), index, allocate)

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from cudadent42.base.errors import UsageError
-from cudadent42.remote.core import hosts
+from cudadent42.remote.core import hosts, record
 from cudadent42.remote.core.address import parse
 from cudadent42.remote.core.hosts import Remote
+from cudadent42.remote.core.record import JobRecord
 
 ROOT = Path(__file__).resolve().parents[4]
 START = "0123456789abcdef0123456789abcdef"
@@ -98,3 +99,21 @@ def test_an_address_where_a_name_is_expected_is_not_repeated() -> None:
     with pytest.raises(UsageError, match="expected the name of a remote, not an address") as refused:
         hosts.get("ssh://me:secret@host")
     assert "secret" not in str(refused.value)
+
+
+def test_runs_that_wait_are_named_where_their_machine_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    first, second = (Remote("gpu", parse(f"ssh://{name}.example.org")) for name in ("old", "new"))
+    assert record.moved_from(first) == ()
+    hosts.save(first)
+    for job, fetched in (("waits", False), ("is-back", True)):
+        record.save(JobRecord(job, "gpu", "/nowhere", (), "2026-01-01T00:00:00+00:00", fetched=fetched))
+    assert record.moved_from(first) == ()
+    (line,) = record.moved_from(second)
+    assert line == (
+        "waits is not back yet; it was started when gpu was ssh://old.example.org, and is looked for at "
+        "ssh://new.example.org now"
+    )
+    assert record.moved_from(Remote("other", second.address)) == ()

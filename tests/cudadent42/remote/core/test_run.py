@@ -50,7 +50,7 @@ def test_a_run_elsewhere_comes_back_through_cuts(there: Server, tmp_path: Path) 
     cuts = 0
     # Between two calls nobody misses a connection: on until one was missed, which following the run does at the latest.
     while process.poll() is None and not (cuts >= 3 and any("trying again" in line for line in said)):
-        time.sleep(2)
+        time.sleep(2)  # the pace alone: cut at once, no call would ever come to its end
         cuts += there.cut() > 0
     reader.join()
     assert process.stdout is not None

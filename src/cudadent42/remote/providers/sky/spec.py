@@ -94,7 +94,9 @@ def load(path: Path) -> Spec:
     try:
         document = parse_toml(read_text(path), str(path))
     except FileNotFoundError as error:
-        raise UsageError(f"no file {path}; expected {SCHEME}FILE.toml, a machine for SkyPilot") from error
+        raise UsageError(
+            f"there is no file {path}; expected {SCHEME}FILE.toml, a machine for SkyPilot"
+        ) from error
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}; expected a TOML file") from error
     except UsageError as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from flashmoe_science.cuda.launch import Launcher, launch_at
+from flashmoe_science.cuda.launch import Launcher, addressed
 from flashmoe_science.cuda.moe.problem import MoeProblem
 from flashmoe_science.jit.limits import overlaps
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -86,7 +86,7 @@ def sum_of_parts(
     compiled = parts_kernel(problem.ids64, architecture=architecture)
     launcher = launcher_of(compiled, _PARTS.size + _PARTS_REST.size, -(-problem.slots // _THREADS))
     _PARTS_REST.pack_into(launcher.buffer, _PARTS.size, parts, problem.slots, problem.experts)
-    return launch_at(launcher, _PARTS)
+    return addressed(launcher, _PARTS)
 
 
 def gradient_of_routing(
@@ -97,7 +97,7 @@ def gradient_of_routing(
     blocks = -(-problem.slots // _ROUTING_ROWS)
     launcher = launcher_of(compiled, _ROUTING.size + _ROUTING_REST.size, blocks)
     _ROUTING_REST.pack_into(launcher.buffer, _ROUTING.size, problem.hidden, problem.top_k, problem.experts)
-    return launch_at(launcher, _ROUTING)
+    return addressed(launcher, _ROUTING)
 
 
 def gradient(
@@ -120,4 +120,4 @@ def gradient(
         *((1, 0) if second else problem.w13_bias_strides),
         problem.top_k,
     )
-    return launch_at(launcher, _ADDRESSES)
+    return addressed(launcher, _ADDRESSES)

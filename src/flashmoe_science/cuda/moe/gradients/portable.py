@@ -21,7 +21,7 @@ from flashmoe_science.configs.moe.backward_portable import BackwardTile, MoePort
 from flashmoe_science.configs.moe.portable import ProductTile
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.launch import Launcher, LaunchPlan, launch_at, loaded, type_macros
+from flashmoe_science.cuda.launch import Launcher, LaunchPlan, addressed, loaded, type_macros
 from flashmoe_science.cuda.moe import combine, portable
 from flashmoe_science.cuda.moe.combine import Combine
 from flashmoe_science.cuda.moe.gradients import bias
@@ -371,7 +371,7 @@ class _Make:
             portable.grid(problem, Product.UP, tile, self._device),
         )
         portable.write_fields(launcher.buffer, problem, Product.UP, tile, self._device)
-        return launch_at(launcher, portable.POINTERS)
+        return addressed(launcher, portable.POINTERS)
 
     def gradient_of_projection(self, tile: BackwardTile) -> Callable[..., None]:
         problem = self._problem
@@ -409,7 +409,7 @@ class _Make:
             gate_step,
             gate_to_up,
         )
-        return launch_at(launcher, _PRODUCT)
+        return addressed(launcher, _PRODUCT)
 
     def gradient_of_weights(
         self, tile: BackwardTile, *, second: bool, accumulates: bool
@@ -427,4 +427,4 @@ class _Make:
         _WEIGHTS_REST.pack_into(
             launcher.buffer, _WEIGHTS.size, problem.top_k, rows, columns, row_tiles, column_tiles
         )
-        return launch_at(launcher, _WEIGHTS)
+        return addressed(launcher, _WEIGHTS)

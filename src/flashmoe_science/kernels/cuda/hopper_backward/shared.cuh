@@ -80,7 +80,8 @@ struct Shared {
 };
 static_assert(Shared::BYTES <= 232448, "more shared memory than a block may have");
 
-// A place in a ring of two buffers, and the parity of its current round.
+// A place in a ring of two buffers, and the parity of its current round. No `hopper::Ring`, which is two registers:
+// both rings of a consumer are in one here, see `Progress`.
 struct Ring {
     uint32 count = 0;  // one register, where a stage and a parity would take two
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,6 +60,14 @@ def test_what_the_tool_said_is_shown_whole(name: str) -> None:
     assert message(name) in str(error)
     assert str(error).startswith(f"starting it: {MEANINGS[name].value}; ")
     assert error.exit_code is ExitCode.NOT_READY
+
+
+@pytest.mark.parametrize("failure", Failure, ids=lambda failure: failure.name)
+def test_words(failure: Failure, snapshot: Callable[[str, str], None]) -> None:
+    """As docs/cloud.md tabulates them."""
+    error = CloudError(failure, "<what gcloud says>", "starting gpu-1")
+    name = failure.name.lower().replace("_", "-")
+    snapshot(f"cloud/{name}", f"{error}\nexit code {error.exit_code.value}\n")
 
 
 @given(st.text(max_size=200))
