@@ -53,7 +53,7 @@ def flash_attention(
         softcap: scores become softcap * tanh(score / softcap); 0 for none.
         sinks: (heads,) float32: for each head, a logit that takes part in the sum of the softmax and has no value.
             It is not in the log-sum-exp. On the CPU, gradients with a window or a cap are composed of PyTorch's
-            operations, without a kernel of their own. With any of the three there is no torch.compile yet.
+            operations, without a kernel of their own.
 
     Returns:
         The output, like query in shape, dtype and order of strides; with `return_lse` also the natural
@@ -69,8 +69,9 @@ def flash_attention(
 
     Eager calls on plain tensors go straight to the kernel. Under torch.compile, torch.export, dispatch modes and
     transforms of torch.func, and for tensor subclasses, it is the operator
-    ``torch.ops.flashmoe_science.flash_attention_forward``. Under torch.autocast query, key and value are cast to its
-    dtype.
+    ``torch.ops.flashmoe_science.flash_attention_forward``, and with a window, a cap or sinks
+    ``torch.ops.flashmoe_science.flash_attention_with_options``. Under torch.autocast query, key and value are cast to
+    its dtype.
     """
     try:
         plain = sinks is None and softcap == 0 and window == EVERYTHING

@@ -49,11 +49,15 @@ LAYERS = {
     "operators.recording": "errors torch_private operators.sharding",
     "operators.library": "operators.registered operators.flops operators.compiled_code",
     "varlen.launch": "errors alike torch_private plans arguments varlen.problem varlen.arguments cpu cuda cuda.varlen",
+    "varlen.dense_gradients": "errors gradients cpu cuda.attention",
+    "varlen.dense_forward": "errors arguments varlen.arguments varlen.dense_gradients varlen.launch cuda.varlen",
     "operators": "errors torch_private direct arguments gradients moe_arguments moe_gradients routing_gradients "
-    "routing_options quantized varlen.arguments varlen.launch cpu cuda.attention cuda.moe cuda.rotation cuda.key_lists "
+    "routing_options quantized varlen.arguments varlen.options varlen.launch varlen.dense_gradients "
+    "varlen.dense_forward cpu cuda.attention cuda.moe cuda.rotation cuda.key_lists "
     "operators.flops operators.sharding operators.recording operators.library",
-    "varlen": "errors autocast direct arguments gradients varlen.options varlen.arguments varlen.transform "
-    "varlen.append_arguments varlen.launch cpu cuda.attention cuda.varlen operators.recording operators",
+    "varlen": "errors autocast direct arguments varlen.options varlen.arguments varlen.transform "
+    "varlen.append_arguments varlen.launch varlen.dense_gradients varlen.dense_forward cpu cuda.varlen "
+    "operators.sharding operators.recording operators",
     "checkpoint": "operators.registered",
     "autograd": "errors torch_private gradients operators",
     "moe_autograd": "errors torch_private moe_arguments moe_gradients operators",

@@ -50,10 +50,10 @@ def _fake_forward(
     softmax_scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_arguments(query, key, value, None if isinstance(softmax_scale, torch.SymFloat) else softmax_scale)
-    return _result_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
+    return result_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
-def _result_like(tensor: torch.Tensor) -> torch.Tensor:
+def result_like(tensor: torch.Tensor) -> torch.Tensor:
     """An output or a gradient like ``tensor``, laid out as the backend of its device does."""
     like = torch.empty_like(tensor)
     split = like.stride(3) != 1
@@ -128,7 +128,7 @@ def _vmapped_forward(
     return (folding.unfold(output, size), folding.unfold(lse, size)), (0, 0)
 
 
-def _check_fits(query: torch.Tensor, **tensors: tuple[torch.Tensor | None, torch.Size, torch.dtype]) -> None:
+def check_fits(query: torch.Tensor, **tensors: tuple[torch.Tensor | None, torch.Size, torch.dtype]) -> None:
     """InputError for a tensor that is not of this shape and dtype on the queries' device: kernels read by address."""
     for name, (tensor, shape, dtype) in tensors.items():
         if tensor is not None and (
@@ -159,12 +159,12 @@ def _backward_on(backend: Backend) -> Callable[..., Gradients]:
             )
         check_arguments(query, key, value, softmax_scale)
         per_row = query.shape[:3], torch.float32
-        _check_fits(
+        check_fits(
             query,
             grad_output=(grad_output, query.shape, query.dtype),
             output=(output, query.shape, query.dtype),
         )
-        _check_fits(query, lse=(lse, *per_row), grad_lse=(grad_lse, *per_row))
+        check_fits(query, lse=(lse, *per_row), grad_lse=(grad_lse, *per_row))
         return backend.backward(
             grad_output,
             query,
@@ -194,7 +194,7 @@ def _fake_backward(
     needs: Sequence[bool] = ALL_NEEDED,
 ) -> Gradients:
     of_query, of_key, of_value = (
-        _result_like(tensor) if needed else None
+        result_like(tensor) if needed else None
         for tensor, needed in zip((query, key, value), needs, strict=True)
     )
     return of_query, of_key, of_value

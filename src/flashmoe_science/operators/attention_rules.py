@@ -69,6 +69,75 @@ def backward_sharding(
     ]
 
 
+def options_backward_flops(
+    grad_output: Shape,
+    query: Shape,
+    key: Shape,
+    value: Shape,
+    output: Shape,
+    lse: Shape,
+    sinks: Shape | None = None,
+    grad_lse: Shape | None = None,
+    window: Sequence[int] = (-1, -1),
+    softcap: float = 0.0,
+    softmax_scale: float | None = None,
+    needs: Sequence[bool] = (True, True, True, True),
+    **named: Any,
+) -> int:
+    """As `backward_flops`; a gradient of sinks is one sum."""
+    *of_tensors, _ = needs
+    return (1 + (needs[0] or needs[1]) + sum(of_tensors)) * _one_product(query, key) if any(of_tensors) else 0
+
+
+def options_forward_sharding(
+    query: Any, key: Any, value: Any, sinks: Any = None, *options: Any, **named: Any
+) -> Rule:
+    return [
+        ([placement] * 2, [placement] * 3 + _of_sinks(placement, sinks))
+        for placement in _of_attention(query, key, value)
+    ]
+
+
+def options_backward_sharding(
+    grad_output: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    output: Any,
+    lse: Any,
+    sinks: Any = None,
+    grad_lse: Any = None,
+    window: Any = (-1, -1),
+    softcap: float = 0.0,
+    softmax_scale: float | None = None,
+    needs: Any = (True, True, True, True),
+    **named: Any,
+) -> Rule:
+    """A gradient of sinks is a sum over the batch, of which a machine with a part of it has a part."""
+    from torch.distributed.tensor import Partial, Shard
+
+    rules = []
+    for placement in _of_attention(query, key, value):
+        of_sinks = Partial() if placement == Shard(_BATCH) else (*_of_sinks(placement, sinks), placement)[0]
+        results = [
+            each if needed else None for each, needed in zip([placement] * 3 + [of_sinks], needs, strict=True)
+        ]
+        if sinks is None:
+            results[3] = None
+        tensors = [placement] * 6 + _of_sinks(placement, sinks) + ([] if grad_lse is None else [placement])
+        rules.append((results, tensors))
+    return rules
+
+
+def _of_sinks(placement: Any, sinks: Any) -> list[Any]:
+    """Of (heads,), where there are any."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    if sinks is None:
+        return []
+    return [Shard(0) if placement == Shard(_HEADS) else Replicate()]
+
+
 def _everywhere(placement: Any, *, results: int, tensors: int) -> tuple[list[Any], list[Any]]:
     return [placement] * results, [placement] * tensors
 

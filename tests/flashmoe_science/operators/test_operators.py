@@ -403,6 +403,7 @@ def test_selective_checkpointing_keeps_attention(compiled: bool, forwards: list[
 def test_the_list_of_operators_to_save_names_what_a_policy_sees() -> None:
     assert {each.name() for each in save_list()} == {
         "flashmoe_science::flash_attention_forward",
+        "flashmoe_science::flash_attention_with_options",
         "flashmoe_science::fused_moe",
         "flashmoe_science::fused_moe_training",
         "flashmoe_science::topk_routing",

@@ -28,6 +28,7 @@ print(*(name.rpartition(".")[2] for name in sys.modules if name.startswith("flas
 SHARDED = {
     *("flash_attention_forward", "flash_attention_backward", "fused_moe", "fused_moe_training"),
     *("fused_moe_backward", "topk_routing"),
+    *("flash_attention_with_options", "flash_attention_with_options_backward"),
 }
 """Of docs/compile.md."""
 

@@ -80,9 +80,3 @@ def test_what_pytorch_keeps_beside_sinks_is_not_missed() -> None:
     assert torch.equal(output, expected)
     with forward_ad.dual_level(), pytest.raises(InputError, match="no forward-mode derivative"):
         attend(*tensors, sinks=forward_ad.make_dual(torch.ones(4), torch.ones(4)))
-
-
-def test_transforms_that_it_takes_no_part_in_are_refused() -> None:
-    query, key, value = dense(1, (4, 2), (5, 9), 32, torch.float32)
-    with pytest.raises(InputError, match=r"takes no part in torch\.func\.vmap"):
-        torch.func.vmap(lambda x: attend(x, key, value, window=(3, 0))[0])(torch.stack([query, query]))
