@@ -1,7 +1,7 @@
 // Weights P = exp(scale * S - lse) and gradients of the scores dS = P * (dP - delta) of one tile and block, queries in lanes.
 //
-// The difference is taken first, in one rounding, and then brought to powers of two: scores and lse may be large, the
-// difference is small wherever the weight is not.
+// The difference is taken first, in one rounding, and is not rounded again on the way to powers of two: scores and lse may be
+// large, the difference is small wherever the weight is not.
 #pragma once
 
 #include "backward_problem.h"
@@ -16,11 +16,6 @@ struct WeightInputs {
     bool gradients;  // else weights only
 };
 
-// The exponent of 2 of a weight.
-INLINE F exponent_of(const WeightInputs& inputs, F score, F minus_lse) {
-    return mul(madd(score, set1(inputs.scale), minus_lse), set1((float)LOG2_E));
-}
-
 // N vectors, of neighbouring columns and then of the next key. With a mask only lanes from lane[i] on count: in the others
 // both results are exact zeros, whatever is there.
 template <int DEGREE, int N, int G, bool MASKED>
@@ -31,10 +26,10 @@ INLINE void weigh_vectors(
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
         const F minus_lse = sub(set1(0.0f), load(inputs.lse + (column + i % G) * W));
-        t[i] = exponent_of(inputs, load(s + (i / G) * ld + (i % G) * W), minus_lse);
+        t[i] = madd(load(s + (i / G) * ld + (i % G) * W), set1(inputs.scale), minus_lse);
         if constexpr (MASKED && !NO_MASK) t[i] = keep_from(t[i], lane[i]);
     }
-    weights_of<DEGREE, N>(t, weight);
+    weights_of<DEGREE, N, true>(t, weight);
     if (!inputs.gradients) return;
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
@@ -85,10 +80,10 @@ INLINE void add_weighted(
     F t[N], weight[N];
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i) {
-        t[i] = exponent_of(inputs, load(s + i * ld), minus_lse);
+        t[i] = madd(load(s + i * ld), set1(inputs.scale), minus_lse);
         if constexpr (MASKED && !NO_MASK) t[i] = keep_from(t[i], lane + i);
     }
-    weights_of<DEGREE, N>(t, weight);
+    weights_of<DEGREE, N, true>(t, weight);
 #pragma GCC unroll 4
     for (int i = 0; i < N; ++i) {
         F weighted = mul(weight[i], load(g + i * ld));
