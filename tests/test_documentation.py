@@ -225,17 +225,17 @@ def test_figures_of_rivals_take_the_fastest_of_each_cell() -> None:
     def timed(name: str, implementation: str, latency_ms: float) -> Comparison:
         return Comparison(name, "bf16", implementation, "base", 1, 1, 1, Verdict.EQUAL, latency_ms, 1, 25)
 
-    def against_base(name: str) -> tuple[float, float]:
+    def against_base(name: str) -> list[float]:
         return tool.ratios_to_best([timed(name, "ours", 2.0)], [], ["base"])
 
-    assert against_base("short") == pytest.approx((0.5, 0.5)), "the baseline is a rival too"
+    assert against_base("short") == pytest.approx([0.5]), "the baseline is a rival too"
     ours = [timed("short", "ours", 2.0), timed("long", "ours", 10.0)]
     others = [timed("short", "a", 4.0), timed("short", "b", 3.0), timed("long", "a", 8.0)]
-    assert tool.ratios_to_best(ours, others, ["a"]) == pytest.approx(((2.0 * 0.8) ** 0.5, 0.8))
+    assert tool.ratios_to_best(ours, others, ["a"]) == pytest.approx([2.0, 0.8])
     with pytest.raises(UsageError, match="b was not timed on long"):
         tool.ratios_to_best(ours, others, ["a", "b"])
     others.append(timed("long", "b", 20.0))
-    assert tool.ratios_to_best(ours, others, ["a", "b"]) == pytest.approx(((1.5 * 0.8) ** 0.5, 0.8))
+    assert tool.ratios_to_best(ours, others, ["a", "b"]) == pytest.approx([1.5, 0.8])
 
 
 def test_a_figure_of_decoding_is_the_median_of_its_processes(tmp_path: Path) -> None:

@@ -65,20 +65,28 @@ def against(
     """
 
     def read(folder: Path) -> tuple[float, ...]:
-        results = finished(folder).run.results
-        assert results is not None
-        cases = [case for case in results.cases if case.name.startswith(beginnings)]
-        if len(cases) != cells:
-            raise UsageError(f"{folder} has {len(cases)} cases; expected {cells}")
-        return ratios_to_best(cases, results.others, rivals)
+        ratios = ratios_by_case(folder, rivals, cells, beginnings=beginnings)
+        return statistics.geometric_mean(ratios), min(ratios)
 
     return read
 
 
+def ratios_by_case(
+    folder: Path, rivals: Sequence[str], cells: int, *, beginnings: tuple[str, ...] = ("",)
+) -> list[float]:
+    """Of a run's `cells` cases whose names begin so: fastest rival's median latency over the candidate's."""
+    results = finished(folder).run.results
+    assert results is not None
+    cases = [case for case in results.cases if case.name.startswith(beginnings)]
+    if len(cases) != cells:
+        raise UsageError(f"{folder} has {len(cases)} cases; expected {cells}")
+    return ratios_to_best(cases, results.others, rivals)
+
+
 def ratios_to_best(
     candidate: Iterable[Comparison], others: Iterable[Comparison], rivals: Sequence[str]
-) -> tuple[float, float]:
-    """Geometric mean and least, over the candidate's cases, of the fastest rival's latency over the candidate's.
+) -> list[float]:
+    """For each of the candidate's cases: the fastest rival's latency over the candidate's.
 
     Raises UsageError where a rival was not timed on a case: its absence would flatter.
     """
@@ -92,7 +100,7 @@ def ratios_to_best(
         if missing:
             raise UsageError(f"{missing[0][2]} was not timed on {case.name}/{case.dtype}")
         ratios.append(min(latency[key] for key in keys) / case.latency_ms)
-    return statistics.geometric_mean(ratios), min(ratios)
+    return ratios
 
 
 def least_of_small(folder: Path) -> tuple[float, ...]:
@@ -145,7 +153,7 @@ def against_on(case: str, rivals: Sequence[str]) -> Callable[[Path], tuple[float
         results = finished(folder).run.results
         assert results is not None
         of_case = [each for each in results.cases if each.name == case]
-        return ratios_to_best(of_case, results.others, rivals)[:1]
+        return (statistics.geometric_mean(ratios_to_best(of_case, results.others, rivals)),)
 
     return read
 

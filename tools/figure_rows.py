@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from figure_bounds import Bound, Row, least, mean, ratio, share, unit
+from figure_gradient_rows import (
+    ERRORS_ON_CPU,
+    ERRORS_ON_H200,
+    beside_flash_attention_3,
+    training_steps,
+)
 from figure_lab_rows import LAB
 from figure_readers import (
     against,
@@ -29,6 +35,8 @@ from figure_serving_rows import SERVING
 from figure_training_rows import TRAINING
 
 CUDNN, FLASH_ATTENTION_4 = "pytorch_cudnn", "flash_attn_cute"
+PEERS = ("pytorch", CUDNN, "pytorch_flash", FLASH_ATTENTION_4)
+"""Of the backward pass, in a run of the suites `backward` and `training-step`."""
 DECODE_WAYS = {"dense": "dense calls", "paged": "pages of 64"}
 """Ways of benchmarks/decode_cpu.py, each with a query head for each key head."""
 
@@ -158,6 +166,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
             (mean(1.5), least(1.0)),
             mean_and_least(24),
         ),
+        *ERRORS_ON_CPU,
         Row(
             "prompts on two cores of a Xeon with AMX, the 6 batches of `benchmarks/suites/prompts-cpu.toml` in bf16",
             "cpu-amx-prompts",
@@ -246,10 +255,10 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         Row(
             "gradients of attention, deterministic, against the best of cuDNN, PyTorch's FlashAttention-2 and "
-            "FlashAttention-4 in each of the 36 cells of the suite `backward`, GPU time",
+            "FlashAttention-4 in each of the 36 cells of the suite `backward`, GPU time; FlashAttention-3 is left out",
             "h200-backward",
             (mean(1.0), least(0.9)),
-            against(["pytorch", CUDNN, "pytorch_flash", FLASH_ATTENTION_4], 36),
+            against(PEERS, 36),
         ),
         Row(
             "the same against cuDNN",
@@ -266,10 +275,11 @@ TABLES: dict[str, tuple[Row, ...]] = {
                 for mask in ("full", "causal")
             ),
             against_each(
-                ["pytorch", CUDNN, "pytorch_flash", FLASH_ATTENTION_4],
+                PEERS,
                 *(f"d{head_dim}-{mask}-512" for head_dim in (64, 128) for mask in ("full", "causal")),
             ),
         ),
+        *beside_flash_attention_3(PEERS),
         Row(
             "portable kernels of gradients against PyTorch's FlashAttention-2, head dims 64 and 128, 24 cells, GPU "
             "time",
@@ -277,13 +287,8 @@ TABLES: dict[str, tuple[Row, ...]] = {
             (mean(1.0), least(1.0)),
             against(["pytorch_flash"], 24, beginnings=("d64", "d128")),
         ),
-        Row(
-            "forward and backward pass as a training step calls them, launches included, against the best of the same "
-            "in each of the 36 cells of the suite `training-step`",
-            "h200-training-step",
-            (mean(1.05), least()),
-            against(["pytorch", CUDNN, "pytorch_flash", FLASH_ATTENTION_4], 36),
-        ),
+        training_steps(PEERS),
+        *ERRORS_ON_H200,
         Row(
             "host time per call, steady state",
             "h200-host",

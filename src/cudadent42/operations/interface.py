@@ -60,6 +60,12 @@ class HardInput:
     case: Case
     make: Callable[[int, str], Inputs]
     """From a seed and a device."""
+    only_on: str = ""
+    """The kind of device that it is asked on, `cpu` or `cuda`; empty: any."""
+
+    def asked_on(self, device: str) -> bool:
+        """Of `cpu`, `cuda:0` and the like."""
+        return self.only_on in ("", device.partition(":")[0])
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,8 @@ def units(plan: Plan, scope: Scope = Scope.ALL) -> list[Unit]:
     operation_numerics = numerics(plan.cases[0])
     hard: list[HardInput] = []
     if scope is not Scope.CASES:
-        hard += [each for dtype in dtypes for each in operation_numerics.hard_inputs(dtype)]
+        common = [each for dtype in dtypes for each in operation_numerics.hard_inputs(dtype)]
+        hard += [each for each in common if each.asked_on(plan.device)]
     if scope is not Scope.COMMON:
         hard += operation_numerics.hard_cases(plan.cases, plan.device)
     unplanned = [Unit(each.case, name, each) for each in hard for name in strict]

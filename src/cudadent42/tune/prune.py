@@ -157,6 +157,8 @@ def compile_to_verify(implementation: str, cases: Sequence[Case], target: Target
     kernels: dict[str, CudaKernel] = {}
     for dtype in dict.fromkeys(case.dtype for case in cases):
         for hard in numerics(cases[0]).hard_inputs(dtype):
+            if not hard.asked_on("cuda"):
+                continue
             with suppress(UnsupportedCaseError, BuildError):
                 configured = definition(hard.case.operation).configured(implementation, hard.case, device)
                 kernels |= {kernel.label: kernel for kernel in configured.kernels}

@@ -18,6 +18,7 @@ from cudadent42.operations.attention_backward.case import AttentionBackwardCase,
 from cudadent42.operations.attention_backward.implementations import TRAINED, implementations, sdpa_gradients
 from cudadent42.operations.attention_backward.inputs import (
     GRADIENTS,
+    BackwardInputs,
     hard_cases,
     hard_inputs,
     packed,
@@ -27,7 +28,7 @@ from cudadent42.operations.attention_backward.numerics import NUMERICS
 from cudadent42.operations.attention_backward.reference import gradients_float64
 from cudadent42.plan import Choices, make_plan
 from cudadent42.registry import registry
-from cudadent42.stages.verify import verify
+from cudadent42.stages.verify import units, verify
 
 SHAPES: dict[str, dict[str, Any]] = {
     "full": {},
@@ -121,14 +122,69 @@ def test_hard_inputs_have_gradients_of_every_kind() -> None:
     by_kind = {hard.kind: hard for hard in hard_inputs("fp16")}
     assert set(GRADIENTS) <= set(by_kind)
     assert {"nan_query", "nan_value", "no_keys", "no_queries"} <= set(by_kind)
-    assert not any(kind.startswith(("nan_key", "inf")) for kind in by_kind)
+    strange = {kind for kind in by_kind if kind.startswith(("nan_key", "inf"))}
+    assert strange == {"nan_key_causal", "inf_key", "inf_value"}
+    assert {kind for kind, hard in by_kind.items() if not hard.asked_on("cuda:0")} == strange
     expanded = by_kind["expanded_gradient"].make(0, "cpu").tensors[3]
     assert expanded.stride() == (0, 0, 0, 0)
     timed = [hard.kind for hard in hard_cases([case_of("bf16")], "cpu")]
     assert timed == ["expanded_gradient", "small_gradient"]
 
 
-@pytest.mark.parametrize("kind", ["nan_query", "nan_value", "no_keys", "no_queries"])
+def test_what_kernels_for_hopper_do_not_take_is_asked_of_cpus() -> None:
+    case = case_of("bf16")
+    plans = [
+        Plan("unit", device, (case,), "pytorch", ("pytorch", "cudadent42"), 2, 0, seed=0)
+        for device in ("cpu", "cuda:0")
+    ]
+    on_cpu, on_gpu = ([unit.kind for unit in units(plan)] for plan in plans)
+    assert [kind for kind in on_cpu if kind not in on_gpu] == ["nan_key_causal", "inf_key", "inf_value"]
+    assert set(on_gpu) <= set(on_cpu)
+
+
+def row_by_row(inputs: BackwardInputs) -> Tensor:
+    """With a causal mask, by autograd of each row and the keys that it sees, and of nothing else."""
+    query, key, value, outer = (tensor.double() for tensor in inputs.tensors)
+    sums = [torch.zeros_like(tensor) for tensor in (query, key, value)]
+    offset = key.shape[2] - query.shape[2]
+    for row in range(max(0, -offset), query.shape[2]):
+        seen = slice(0, row + offset + 1)
+        leaves = [
+            part.clone().requires_grad_()
+            for part in (query[:, :, row : row + 1], key[:, :, seen], value[:, :, seen])
+        ]
+        weights = (leaves[0] @ leaves[1].mT * query.shape[-1] ** -0.5).softmax(-1)
+        gradients = torch.autograd.grad(weights @ leaves[2], leaves, outer[:, :, row : row + 1])
+        sums[0][:, :, row : row + 1] += gradients[0]
+        sums[1][:, :, seen] += gradients[1]
+        sums[2][:, :, seen] += gradients[2]
+    return packed(sums)
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        *((where, torch.nan) for where in ("query", "key", "value", "output_gradient")),
+        *((where, torch.inf) for where in ("query", "key", "value")),
+    ],
+)
+def test_the_float64_result_is_by_definition_where_something_is_hidden(where: str, value: float) -> None:
+    """Nothing of what a row does not see is in its sums, not even times zero, and no limit is lost for it. With an
+    infinite gradient of the output, the order of sums decides what is NaN."""
+    case = case_of("fp32", seqlen_q=9, seqlen_k=7, head_dim=8, causal=True)
+    inputs = random_inputs(case, 1, 0, "cpu")
+    getattr(inputs, where)[:, :, 5, 3] = value
+    gradients = gradients_float64(inputs, causal=True)
+    expected = row_by_row(inputs)
+    assert bool(expected.isnan().any())
+    assert bool(expected.isfinite().any())
+    torch.testing.assert_close(gradients.value, expected, equal_nan=True)
+    assert bool(gradients.limit[gradients.value.isfinite()].isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "kind", ["nan_query", "nan_key_causal", "nan_value", "inf_key", "inf_value", "no_keys", "no_queries"]
+)
 def test_nan_and_empty_sequences_are_judged(kind: str) -> None:
     """This project's kernels pass; NaN in a row that has none, or none where it must be, does not."""
     hard = {hard.kind: hard for hard in hard_inputs("bf16")}[kind]
@@ -138,7 +194,7 @@ def test_nan_and_empty_sequences_are_judged(kind: str) -> None:
     ours = {each.name: each for each in implementations(case.operation)}["cudadent42"]
     result = packed(ours.prepare(case, inputs)())  # type: ignore[arg-type]
     assert judge_gathered(truth, "ours", result, kind).passed
-    assert bool(truth.reference.isnan().any()) == kind.startswith("nan")
+    assert bool(truth.reference.isnan().any()) == kind.startswith(("nan", "inf"))
     for spoilt in (torch.zeros_like(result), torch.full_like(result, torch.nan)):
         assert judge_gathered(truth, "wrong", spoilt, kind).passed == bool((spoilt == truth.reference).all())
 

@@ -7,6 +7,7 @@ dQ = scale dS K, dK = scale dS^T Q, dV = P^T dO. (Dao et al., FlashAttention, 20
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from cudadent42.operations.attention_backward.inputs import BackwardInputs, packed
 from cudadent42.operations.interface import Exact, OnChunk, nothing
@@ -30,7 +31,7 @@ def gradients_float64(inputs: BackwardInputs, causal: bool, on_chunk: OnChunk = 
     The limit follows the roundings that no method avoids when its operands have the inputs' dtype. P and dS are
     rounded once before they are multiplied (unit u), exponentials and sums have float32's errors, and Δ is taken of
     an output that was rounded. Where P is peaked dP - Δ cancels, and that term is the largest. Causal masks align
-    bottom-right.
+    bottom-right; NaN and infinities that a row does not see are in none of its sums.
     """
     query, key, value, gradient = inputs.tensors
     scale = float(query.shape[-1]) ** -0.5 if inputs.softmax_scale is None else inputs.softmax_scale
@@ -43,6 +44,7 @@ def gradients_float64(inputs: BackwardInputs, causal: bool, on_chunk: OnChunk = 
     spread = [torch.zeros_like(tensor) for tensor in exact]
     offset = seqlen_k - seqlen_q
     rows = max(1, _CHUNK_SCORES[query.device.type] // max(1, seqlen_k))
+    hides = causal and not all(bool(tensor.isfinite().all()) for tensor in inputs.tensors)
     summed = _ACCUMULATED * max(seqlen_q * heads // kv_heads, seqlen_k, query.shape[-1]) ** 0.5 * 4
     for b in range(batch):
         for h in range(heads):
@@ -52,20 +54,21 @@ def gradients_float64(inputs: BackwardInputs, causal: bool, on_chunk: OnChunk = 
                 stop = min(start + rows, seqlen_q)
                 queries, outer = query[b, h, start:stop].double(), gradient[b, h, start:stop].double()
                 scores = queries @ keys.T * scale
+                seen = None
                 if causal:
                     row = torch.arange(start, stop, dtype=torch.int64, device=query.device)[:, None]
-                    scores.masked_fill_(
-                        torch.arange(seqlen_k, dtype=torch.int64, device=query.device) > row + offset,
-                        -torch.inf,
-                    )
-                weights = torch.softmax(scores, dim=-1)
-                output = weights @ values
+                    hidden = torch.arange(seqlen_k, dtype=torch.int64, device=query.device) > row + offset
+                    scores.masked_fill_(hidden, -torch.inf)
+                    seen = ~hidden if hides else None
+                seen_by = None if seen is None else seen.T
+                weights = _of_seen(torch.softmax(scores, dim=-1), seen)
+                output = _product(weights, values, seen)
                 delta = (output * outer).sum(-1, keepdim=True)
                 inner = outer @ values.T
-                change = weights * (inner - delta)
-                exact[0][b, h, start:stop] = scale * change @ keys
-                exact[1][b, g] += scale * change.T @ queries
-                exact[2][b, g] += weights.T @ outer
+                change = _of_seen(weights * (inner - delta), seen)
+                exact[0][b, h, start:stop] = scale * _product(change, keys, seen)
+                exact[1][b, g] += scale * _product(change.T, queries, seen_by)
+                exact[2][b, g] += _product(weights.T, outer, seen_by)
 
                 size = torch.where(weights > 0, scores.abs(), 0.0).amax(-1, keepdim=True) if seqlen_k else 0.0
                 relative = _EXPONENTIAL + _ACCUMULATED * 2 * size + summed
@@ -75,12 +78,30 @@ def gradients_float64(inputs: BackwardInputs, causal: bool, on_chunk: OnChunk = 
                     + summed * (outer.abs() @ values.abs().T)
                     + rounded_delta
                 )
-                spread[0][b, h, start:stop] = abs(scale) * off @ keys.abs()
-                spread[1][b, g] += abs(scale) * off.T @ queries.abs()
-                spread[2][b, g] += ((unit + relative) * weights).T @ outer.abs()
+                off = _of_seen(off, seen)
+                spread[0][b, h, start:stop] = abs(scale) * _product(off, keys.abs(), seen)
+                spread[1][b, g] += abs(scale) * _product(off.T, queries.abs(), seen_by)
+                off = _of_seen((unit + relative) * weights, seen)
+                spread[2][b, g] += _product(off.T, outer.abs(), seen_by)
                 on_chunk()
     smallest = torch.finfo(query.dtype).smallest_normal * unit * 2
     limits = [
         FACTOR * (wide + unit * value.abs()) + smallest for wide, value in zip(spread, exact, strict=True)
     ]
     return Exact(packed(exact), packed(limits))
+
+
+def _of_seen(numbers: Tensor, seen: Tensor | None) -> Tensor:
+    """Zero where nothing is seen; ``None``: nothing is hidden that is not zero already."""
+    return numbers if seen is None else torch.where(seen, numbers, 0.0)
+
+
+def _product(numbers: Tensor, rows: Tensor, seen: Tensor | None) -> Tensor:
+    """``numbers @ rows``, without products of what is hidden, which 0 x NaN would spoil."""
+    if seen is None:
+        return numbers @ rows
+    strange = ~rows.isfinite().all(-1)
+    result = numbers.masked_fill(strange, 0.0) @ rows.masked_fill(strange[:, None], 0.0)
+    for index in strange.nonzero()[:, 0].tolist():
+        result += torch.where(seen[:, index, None], numbers[:, index, None] * rows[index], 0.0)
+    return result

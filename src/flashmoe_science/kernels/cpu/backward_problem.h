@@ -53,6 +53,7 @@ struct QueryTile {
     int rows;
     int64_t keys;      // keys that its last row sees
     int64_t diagonal;  // the last key that row 0 sees, and row i sees i more; NO_DIAGONAL without a mask
+    int lone_columns;  // W queries each that see no key beyond the first block
     bool nonfinite;    // some query or gradient of an output is NaN or infinite; looked for under a mask only
     const char *query, *grad_out;
     const float *query_rows, *grad_rows;
@@ -60,7 +61,7 @@ struct QueryTile {
     float *query_columns, *grad_columns;
     float *query_copy, *grad_copy;    // where rows go that cannot be read in place
     float* grad_query;                // [query][row], or [row][ld]: sums, not yet scaled
-    float *lse, *delta;               // [ld]; delta: rowsum(out * grad_out) - grad_lse
+    float *lse, *delta;               // [ld]; delta: rowsum(out * grad_out) - grad_lse, see prepare_rows
 };
 
 struct BackwardWorkspace {

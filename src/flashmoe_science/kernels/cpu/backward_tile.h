@@ -103,6 +103,21 @@ void weigh_columns(
     }
 }
 
+// The deltas of a column of queries that see no key beyond the first block, which this is.
+template <class Path>
+void add_lone_delta(
+    const WeightInputs& inputs, const BackwardWorkspace& w, const QueryTile& tile, const BackwardBlock& block, int column,
+    ptrdiff_t ld) {
+    constexpr int DEGREE = Path::PAIRS ? 3 : 6;
+    const int keys = visible_keys(tile, block, smaller((column + 1) * W, tile.rows));
+    const int lane = (int)(-tile.diagonal - column * W);
+    if (keys == 0) return;
+    if (tile.diagonal == NO_DIAGONAL)
+        add_delta<DEGREE, false>(inputs, w.scores, w.gradients, ld, keys, column, 0, tile.delta);
+    else
+        add_delta<DEGREE, true>(inputs, w.scores, w.gradients, ld, keys, column, lane, tile.delta);
+}
+
 // Weights and gradients of key k and query i as the products see them.
 template <class Path>
 float number_at(const float* floats, const float* pairs, ptrdiff_t ld, int k, int i) {
@@ -174,6 +189,9 @@ void weigh_tile(
         from = to;
     }
     const WeightInputs inputs = {tile.lse, tile.delta, job.scale, job.needs_score_gradients};
+    if (block.first == 0 && job.needs_score_gradients)
+        for (int alone = 0; alone < smaller(tile.lone_columns, columns); ++alone)
+            add_lone_delta<Path>(inputs, w, tile, block, alone, ld);
     int c = 0;
     if (diagonal) {
         for (; c < columns; ++c) {
@@ -239,7 +257,9 @@ void add_products(
     }
 }
 
-// lse, and delta = rowsum(out * grad_out) - grad_lse, of rows from first_row on; zeros past the last.
+// lse, and delta = rowsum(out * grad_out) - grad_lse, of rows from first_row on; zeros past the last. Of lone columns
+// rowsum(out * grad_out) is added when their weights are known (add_lone_delta): an output that was rounded to 16 bits makes a
+// delta that is off, and of few keys' gradients, which nearly cancel, that may be more than every other error.
 template <class T>
 void prepare_rows(const BackwardJob& job, QueryTile& tile, const char* out, const float* lse, const char* grad_lse, int ld) {
     const AttentionBackwardProblem& p = *job.problem;
@@ -247,6 +267,10 @@ void prepare_rows(const BackwardJob& job, QueryTile& tile, const char* out, cons
         tile.lse[i] = i < tile.rows ? lse[tile.first_row + i] : 0.0f;
     if (!job.needs_score_gradients) return;
     for (int i = 0; i < ld; i += W) {
+        if (i / W < tile.lone_columns) {
+            store(tile.delta + i, set1(0.0f));
+            continue;
+        }
         F total[W];
         for (int r = 0; r < W; ++r) {
             total[r] = set1(0.0f);
@@ -273,6 +297,8 @@ void start_tile(
     const int head_dim = (int)p.head_dim;
     tile.diagonal = job.causal ? tile.first_row + p.seqlen_k - p.seqlen_q : NO_DIAGONAL;
     tile.keys = larger<int64_t>(0, smaller<int64_t>(p.seqlen_k, tile.diagonal + tile.rows));
+    const int64_t alone = tile.keys <= BLOCK_KEYS ? ld : smaller<int64_t>(larger<int64_t>(BLOCK_KEYS - tile.diagonal, 0), ld);
+    tile.lone_columns = (int)(alone / W);
     if (job.grad_query) memset(tile.grad_query, 0, sizeof(float) * ld * job.row);
     if (tile.keys == 0) return;
     const char* row[GRADIENT_TILE_QUERIES];

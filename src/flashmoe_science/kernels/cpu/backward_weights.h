@@ -1,7 +1,7 @@
 // Weights P = exp(scale * S - lse) and gradients of the scores dS = P * (dP - delta) of one tile and block, queries in lanes.
 //
-// The difference is taken first, in one rounding, and then brought to powers of two: scores and lse may be large, the
-// difference is small wherever the weight is not.
+// The difference is taken first, in one rounding, and is not rounded again on the way to powers of two: scores and lse may be
+// large, the difference is small wherever the weight is not.
 #pragma once
 
 #include "backward_problem.h"
@@ -26,10 +26,10 @@ INLINE void weigh_vectors(
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
         const F minus_lse = sub(set1(0.0f), load(inputs.lse + (column + i % G) * W));
-        t[i] = mul(madd(load(s + (i / G) * ld + (i % G) * W), set1(inputs.scale), minus_lse), set1((float)LOG2_E));
+        t[i] = madd(load(s + (i / G) * ld + (i % G) * W), set1(inputs.scale), minus_lse);
         if constexpr (MASKED && !NO_MASK) t[i] = keep_from(t[i], lane[i]);
     }
-    weights_of<DEGREE, N>(t, weight);
+    weights_of<DEGREE, N, true>(t, weight);
     if (!inputs.gradients) return;
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
@@ -71,6 +71,46 @@ void weigh_floats(const WeightInputs& inputs, float* s, float* g, ptrdiff_t ld, 
             if (inputs.gradients) store(g + i * W, gradient[i]);
         }
     }
+}
+
+// N keys of add_delta.
+template <int DEGREE, int N, bool MASKED>
+INLINE void add_weighted(
+    const WeightInputs& inputs, const float* s, const float* g, ptrdiff_t ld, F minus_lse, int lane, F& total, F& sum) {
+    F t[N], weight[N];
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) {
+        t[i] = madd(load(s + i * ld), set1(inputs.scale), minus_lse);
+        if constexpr (MASKED && !NO_MASK) t[i] = keep_from(t[i], lane + i);
+    }
+    weights_of<DEGREE, N, true>(t, weight);
+#pragma GCC unroll 4
+    for (int i = 0; i < N; ++i) {
+        F weighted = mul(weight[i], load(g + i * ld));
+        if constexpr (MASKED && !NO_MASK)
+            weighted = select_equal(keep_from(set1(0.0f), lane + i), set1(0.0f), weighted, set1(0.0f));
+        total = add(total, weighted);
+        sum = add(sum, weight[i]);
+    }
+}
+
+// Adds sum(P * dP) / sum(P) to a column of deltas whose queries see the block's first `keys` keys and no other; lanes as for
+// weigh_floats. With the very weights that they are multiplied by, a row's gradients sum to zero.
+template <int DEGREE, bool MASKED>
+void add_delta(
+    const WeightInputs& inputs, const float* s, const float* g, ptrdiff_t ld, int keys, int column, int lane, float* delta) {
+    constexpr int N = 4;
+    const F minus_lse = sub(set1(0.0f), load(inputs.lse + column * W));
+    F total = set1(0.0f), sum = set1(0.0f);
+    s += column * W;
+    g += column * W;
+    int k = 0;
+    for (; k + N <= keys; k += N, s += N * ld, g += N * ld)
+        add_weighted<DEGREE, N, MASKED>(inputs, s, g, ld, minus_lse, lane + k, total, sum);
+    for (; k < keys; ++k, s += ld, g += ld)
+        add_weighted<DEGREE, 1, MASKED>(inputs, s, g, ld, minus_lse, lane + k, total, sum);
+    delta += column * W;
+    store(delta, add(load(delta), div(total, sum)));
 }
 
 #ifdef __AVX512BF16__

@@ -43,14 +43,14 @@ INLINE void add_to_sum(const Running& running, int at, F total) {
     store(running.sum + at, madd(load(running.sum + at), load(running.rescale + at), total));
 }
 
-// Weights 2^t of N vectors; see exp2_to_zero.
-template <int DEGREE, int N>
+// Weights 2^t of N vectors, or e^t; see exp2_to_zero.
+template <int DEGREE, int N, bool NATURAL = false>
 INLINE void weights_of(const F t[N], F weight[N]) {
     if constexpr (NO_EXPONENTIALS) {
 #pragma GCC unroll 16
         for (int i = 0; i < N; ++i) weight[i] = t[i];
     } else {
-        exp2_to_zero<DEGREE, N>(t, weight);
+        exp2_to_zero<DEGREE, N, NATURAL>(t, weight);
     }
 }
 
