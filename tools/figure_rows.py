@@ -212,16 +212,10 @@ TABLES: dict[str, tuple[Row, ...]] = {
             against([CUDNN], 36),
         ),
         Row(
-            "the same against the better of cuDNN and FlashAttention-4 in each cell",
-            "h200-hopper",
+            "the same against the best of cuDNN, FlashAttention-3 and FlashAttention-4 in each cell, all in one run",
+            "h200-hopper-beside-all",
             (mean(0.88), least()),
-            against([CUDNN, FLASH_ATTENTION_4], 36),
-        ),
-        Row(
-            "the same against the better of cuDNN and FlashAttention-3 in each cell",
-            "h200-hopper-beside-fa3",
-            (mean(0.88), least()),
-            against(["pytorch", CUDNN, "flash_attn_3"], 36),
+            against(["pytorch", CUDNN, FLASH_ATTENTION_4, "flash_attn_3"], 36),
         ),
         Row(
             "portable kernel against PyTorch's FlashAttention-2, the 24 cells of the suite `portable`, GPU time",
