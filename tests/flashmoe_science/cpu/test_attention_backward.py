@@ -21,6 +21,7 @@ from cpu_attention import ALL, DTYPES, Threads, backward, each_dtype, each_mask,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flashmoe_science.cpu import attention
 from flashmoe_science.gradients import Needs
 from flashmoe_science.jit.host import InstructionSet
 from instruction_sets import any_instruction_set, each_instruction_set
@@ -334,3 +335,29 @@ def test_more_threads_than_processors_end() -> None:
     with Threads(4 * (os.cpu_count() or 1)):
         gradients = backward(case, output, lse)
     assert_within_bounds(case, output, lse, gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("lengths", [(20, 40), (70, 300)], ids=str)
+def test_keys_in_two_calls_with_the_output_of_all(lengths: tuple[int, int], dtype: torch.dtype) -> None:
+    """As where keys lie on several machines: weights of a call's keys add up to less than one."""
+    torch.manual_seed(3)
+    query, gradient = (torch.randn(2, 4, lengths[0], 32).to(dtype) for _ in range(2))
+    key, value = (torch.randn(2, 2, lengths[1], 32).to(dtype) for _ in range(2))
+    output, lse = attention.forward(query, key, value, causal=False, softmax_scale=None, return_lse=True)
+    assert lse is not None
+
+    def of(keys: slice) -> list[torch.Tensor]:
+        gradients = attention.backward(
+            *(gradient, query, key[:, :, keys], value[:, :, keys], output, lse, None),
+            causal=False,
+            softmax_scale=None,
+            needs=Needs(True, True, True),
+        )
+        return [each.float() for each in gradients if each is not None]
+
+    middle = lengths[1] // 3
+    whole, first, second = of(slice(None)), of(slice(middle)), of(slice(middle, None))
+    together = first[0] + second[0], torch.cat([first[1], second[1]], 2), torch.cat([first[2], second[2]], 2)
+    for mine, right in zip(together, whole, strict=True):
+        assert (mine - right).norm() <= (1e-5 if dtype == torch.float32 else 0.01) * right.norm()

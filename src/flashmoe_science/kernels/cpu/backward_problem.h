@@ -55,7 +55,7 @@ struct QueryTile {
     int64_t diagonal;  // the last key that row 0 sees, and row i sees i more; NO_DIAGONAL without a mask
     int lone_columns;  // W queries each that see no key beyond the first block
     bool nonfinite;    // some query or gradient of an output is NaN or infinite; looked for under a mask only
-    const char *query, *grad_out;
+    const char *query, *grad_out, *out;
     const float *query_rows, *grad_rows;
     ptrdiff_t query_step, grad_step;  // floats from row to row of these
     float *query_columns, *grad_columns;

@@ -103,19 +103,51 @@ void weigh_columns(
     }
 }
 
-// The deltas of a column of queries that see no key beyond the first block, which this is.
+// rowsum(out * grad_out) of W rows of the tile from row i on.
+template <class T>
+F output_delta(const AttentionBackwardProblem& p, const QueryTile& tile, int i) {
+    F total[W];
+    for (int r = 0; r < W; ++r) {
+        total[r] = set1(0.0f);
+        if (i + r >= tile.rows) continue;
+        const T* const x = (const T*)(tile.out + (i + r) * p.out_stride[2]);
+        const T* const y = (const T*)(tile.grad_out + (i + r) * p.grad_out_stride[2]);
+        for (int d = 0; d < p.head_dim; d += W) {
+            const int count = (int)p.head_dim - d;
+            total[r] = madd(load_first(x + d, count), load_first(y + d, count), total[r]);
+        }
+    }
+    return sum_lanes(total);
+}
+
+// The deltas of a column of queries that see no key beyond the first block, which this is: sum(P * dP) / sum(P), so that with
+// the very weights that they are multiplied by a row's gradients sum to zero. Rows whose weights do not add up to one have
+// others elsewhere, a sink's or those of other keys, which the output has in it.
 template <class Path>
 void add_lone_delta(
-    const WeightInputs& inputs, const BackwardWorkspace& w, const QueryTile& tile, const BackwardBlock& block, int column,
-    ptrdiff_t ld) {
+    const BackwardJob& job, const WeightInputs& inputs, const BackwardWorkspace& w, const QueryTile& tile,
+    const BackwardBlock& block, int column, ptrdiff_t ld) {
     constexpr int DEGREE = Path::PAIRS ? 3 : 6;
+    constexpr float MOST_APART = 1.0f / 512;  // of a sum from one; a 16-bit output is off by as much
     const int keys = visible_keys(tile, block, smaller((column + 1) * W, tile.rows));
     const int lane = (int)(-tile.diagonal - column * W);
     if (keys == 0) return;
-    if (tile.diagonal == NO_DIAGONAL)
-        add_delta<DEGREE, false>(inputs, w.scores, w.gradients, ld, keys, column, 0, tile.delta);
-    else
-        add_delta<DEGREE, true>(inputs, w.scores, w.gradients, ld, keys, column, lane, tile.delta);
+    const WeightSums sums =
+        tile.diagonal == NO_DIAGONAL
+            ? sum_weights<DEGREE, false>(inputs, w.scores, w.gradients, ld, keys, column, 0)
+            : sum_weights<DEGREE, true>(inputs, w.scores, w.gradients, ld, keys, column, lane);
+    float weights[W], delta[W];
+    store(weights, sums.weights);
+    store(delta, div(sums.weighted, sums.weights));
+    bool own = true;
+    for (int i = 0; i < W && column * W + i < tile.rows; ++i) own &= __builtin_fabsf(weights[i] - 1.0f) <= MOST_APART;
+    if (!own) {
+        float of_output[W];
+        store(of_output, output_delta<typename Path::Element>(*job.problem, tile, column * W));
+        for (int i = 0; i < W; ++i)
+            if (!(__builtin_fabsf(weights[i] - 1.0f) <= MOST_APART)) delta[i] = of_output[i];
+    }
+    store(tile.delta + column * W, add(load(tile.delta + column * W), load(delta)));
 }
 
 // Weights and gradients of key k and query i as the products see them.
@@ -191,7 +223,7 @@ void weigh_tile(
     const WeightInputs inputs = {tile.lse, tile.delta, job.scale, job.needs_score_gradients};
     if (block.first == 0 && job.needs_score_gradients)
         for (int alone = 0; alone < smaller(tile.lone_columns, columns); ++alone)
-            add_lone_delta<Path>(inputs, w, tile, block, alone, ld);
+            add_lone_delta<Path>(job, inputs, w, tile, block, alone, ld);
     int c = 0;
     if (diagonal) {
         for (; c < columns; ++c) {
@@ -257,33 +289,17 @@ void add_products(
     }
 }
 
-// lse, and delta = rowsum(out * grad_out) - grad_lse, of rows from first_row on; zeros past the last. Of lone columns
-// rowsum(out * grad_out) is added when their weights are known (add_lone_delta): an output that was rounded to 16 bits makes a
-// delta that is off, and of few keys' gradients, which nearly cancel, that may be more than every other error.
+// lse, and delta = rowsum(out * grad_out) - grad_lse, of the tile's rows; zeros past the last. Of lone columns the first part
+// is added when their weights are known (add_lone_delta): an output that was rounded to 16 bits makes a delta that is off, and
+// of few keys' gradients, which nearly cancel, that may be more than every other error.
 template <class T>
-void prepare_rows(const BackwardJob& job, QueryTile& tile, const char* out, const float* lse, const char* grad_lse, int ld) {
+void prepare_rows(const BackwardJob& job, QueryTile& tile, const float* lse, const char* grad_lse, int ld) {
     const AttentionBackwardProblem& p = *job.problem;
     for (int i = 0; i < ld; ++i)
         tile.lse[i] = i < tile.rows ? lse[tile.first_row + i] : 0.0f;
     if (!job.needs_score_gradients) return;
-    for (int i = 0; i < ld; i += W) {
-        if (i / W < tile.lone_columns) {
-            store(tile.delta + i, set1(0.0f));
-            continue;
-        }
-        F total[W];
-        for (int r = 0; r < W; ++r) {
-            total[r] = set1(0.0f);
-            if (i + r >= tile.rows) continue;
-            const T* const x = (const T*)(out + (tile.first_row + i + r) * p.out_stride[2]);
-            const T* const y = (const T*)(tile.grad_out + (i + r) * p.grad_out_stride[2]);
-            for (int d = 0; d < p.head_dim; d += W) {
-                const int count = (int)p.head_dim - d;
-                total[r] = madd(load_first(x + d, count), load_first(y + d, count), total[r]);
-            }
-        }
-        store(tile.delta + i, sum_lanes(total));
-    }
+    for (int i = 0; i < ld; i += W)
+        store(tile.delta + i, i / W < tile.lone_columns ? set1(0.0f) : output_delta<T>(p, tile, i));
     if (grad_lse == nullptr) return;
     for (int i = 0; i < tile.rows; ++i)
         tile.delta[i] -= *(const float*)(grad_lse + (tile.first_row + i) * p.grad_lse_stride[2]);
@@ -298,7 +314,8 @@ void start_tile(
     tile.diagonal = job.causal ? tile.first_row + p.seqlen_k - p.seqlen_q : NO_DIAGONAL;
     tile.keys = larger<int64_t>(0, smaller<int64_t>(p.seqlen_k, tile.diagonal + tile.rows));
     const int64_t alone = tile.keys <= BLOCK_KEYS ? ld : smaller<int64_t>(larger<int64_t>(BLOCK_KEYS - tile.diagonal, 0), ld);
-    tile.lone_columns = (int)(alone / W);
+    tile.lone_columns = sizeof(Element) == 2 ? (int)(alone / W) : 0;
+    tile.out = out + tile.first_row * p.out_stride[2];
     if (job.grad_query) memset(tile.grad_query, 0, sizeof(float) * ld * job.row);
     if (tile.keys == 0) return;
     const char* row[GRADIENT_TILE_QUERIES];
@@ -314,7 +331,7 @@ void start_tile(
     if (job.grad_value)
         tile.grad_rows = Path::load_rows(tile.grad_out, p.grad_out_stride[2], tile.rows, head_dim, tile.grad_copy);
     if (job.on_amx) pad_rows(job, tile);
-    prepare_rows<Element>(job, tile, out, lse, grad_lse, ld);
+    prepare_rows<Element>(job, tile, lse, grad_lse, ld);
     tile.nonfinite = job.causal && (has_nonfinite<Element>(tile.query, p.query_stride[2], tile.rows, head_dim) ||
                                     has_nonfinite<Element>(tile.grad_out, p.grad_out_stride[2], tile.rows, head_dim));
 }

@@ -73,7 +73,7 @@ void weigh_floats(const WeightInputs& inputs, float* s, float* g, ptrdiff_t ld, 
     }
 }
 
-// N keys of add_delta.
+// N keys of sum_weights.
 template <int DEGREE, int N, bool MASKED>
 INLINE void add_weighted(
     const WeightInputs& inputs, const float* s, const float* g, ptrdiff_t ld, F minus_lse, int lane, F& total, F& sum) {
@@ -94,11 +94,15 @@ INLINE void add_weighted(
     }
 }
 
-// Adds sum(P * dP) / sum(P) to a column of deltas whose queries see the block's first `keys` keys and no other; lanes as for
-// weigh_floats. With the very weights that they are multiplied by, a row's gradients sum to zero.
+// Of a column whose queries see the block's first `keys` keys and no other: the sums of P and of P * dP; lanes as for
+// weigh_floats.
+struct WeightSums {
+    F weights, weighted;
+};
+
 template <int DEGREE, bool MASKED>
-void add_delta(
-    const WeightInputs& inputs, const float* s, const float* g, ptrdiff_t ld, int keys, int column, int lane, float* delta) {
+WeightSums sum_weights(
+    const WeightInputs& inputs, const float* s, const float* g, ptrdiff_t ld, int keys, int column, int lane) {
     constexpr int N = 4;
     const F minus_lse = sub(set1(0.0f), load(inputs.lse + column * W));
     F total = set1(0.0f), sum = set1(0.0f);
@@ -109,8 +113,7 @@ void add_delta(
         add_weighted<DEGREE, N, MASKED>(inputs, s, g, ld, minus_lse, lane + k, total, sum);
     for (; k < keys; ++k, s += ld, g += ld)
         add_weighted<DEGREE, 1, MASKED>(inputs, s, g, ld, minus_lse, lane + k, total, sum);
-    delta += column * W;
-    store(delta, add(load(delta), div(total, sum)));
+    return {sum, total};
 }
 
 #ifdef __AVX512BF16__
