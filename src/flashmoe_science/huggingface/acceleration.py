@@ -120,11 +120,18 @@ def _owns_its_configuration(
 def _why_not_attention(part: PreTrainedModel) -> str | None:
     if not part._can_set_attn_implementation():
         return "it does not use the library's attention interface"
-    if any(isinstance(getattr(layer, "sinks", None), torch.Tensor) for layer in part.modules()):
-        return "attention sinks"
-    if not part._supports_sdpa:
+    if not part._supports_sdpa and not any(_has_sinks(layer) or _has_cap(layer) for layer in part.modules()):
+        # SDPA has neither; the kernels have.
         return "the library says that scaled_dot_product_attention cannot compute its attention"
     return None
+
+
+def _has_sinks(layer: torch.nn.Module) -> bool:
+    return isinstance(getattr(layer, "sinks", None), torch.Tensor)
+
+
+def _has_cap(layer: torch.nn.Module) -> bool:
+    return isinstance(getattr(layer, "attn_logit_softcapping", None), float)
 
 
 def _notes(layer: torch.nn.Module) -> list[str]:
@@ -143,7 +150,11 @@ def _notes(layer: torch.nn.Module) -> list[str]:
     if isinstance(probability, float) and probability > 0:
         notes.append("dropout of attention, in training")
     if isinstance(getattr(layer, "sliding_window", None), int):
-        notes.append("texts longer than its window")
+        notes.append("texts longer than its window, with padding or compiled")
+    if _has_sinks(layer):
+        notes.append("texts with padding, for its sinks")
+    if _has_cap(layer):
+        notes.append("texts with padding, for its soft cap")
     return notes
 
 

@@ -7,15 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from flashmoe_science.takeover.attention import as_autocast, attempt
+from flashmoe_science.huggingface.masks import window_of
+from flashmoe_science.takeover.attention import as_autocast, attempt, attempt_with_options
 from flashmoe_science.takeover.counts import Entry, count
 
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
-_ONLY_EAGER = {"softcap": "scores with a soft cap", "s_aux": "attention sinks"}
+_WITH_OPTIONS = {"softcap": "scores with a soft cap", "s_aux": "attention sinks"}
 """Arguments that the library's SDPA has not, and what they are."""
+_NEVER = {"position_bias": "a bias of positions", "cache": "a paged cache"}
 
 
 def attention_forward(
@@ -40,16 +43,24 @@ def attention_forward(
     Returns:
         (batch, seqlen_q, heads, head_dim), contiguous; and None, or weights from a model's own eager attention.
     """
-    if "softcap" in kwargs or "s_aux" in kwargs:
-        for name, what in _ONLY_EAGER.items():
-            if kwargs.get(name) is not None:
-                count(Entry.HUGGING_FACE_ATTENTION, what)
-                return _eager(module, query, key, value, attention_mask, dropout, scaling, is_causal, kwargs)
+    special = [name for name in _WITH_OPTIONS if kwargs.get(name) is not None]
+    window = None
+    if attention_mask is not None and not is_dynamo_compiling():
+        window = window_of(attention_mask)
+    if special or window is not None:
+        attended = _with_options(
+            module, query, key, value, attention_mask, window, dropout, scaling, is_causal, kwargs
+        )
+        if not isinstance(attended, str):
+            count(Entry.HUGGING_FACE_ATTENTION, None)
+            return attended.transpose(1, 2).contiguous(), None
+        if special:
+            count(Entry.HUGGING_FACE_ATTENTION, f"{_WITH_OPTIONS[special[0]]}: {attended}")
+            return _eager(module, query, key, value, attention_mask, dropout, scaling, is_causal, kwargs)
     result: torch.Tensor | str
-    if kwargs.get("position_bias") is not None:
-        result = "a bias of positions"
-    elif kwargs.get("cache") is not None:
-        result = "a paged cache"
+    refusals = [what for name, what in _NEVER.items() if kwargs.get(name) is not None]
+    if refusals:
+        result = refusals[0]
     else:
         result = attempt(
             # Of float32 weights autocast leaves rotated queries and keys in float32, and values in 16 bits.
@@ -77,6 +88,46 @@ def attention_forward(
         return declined
     count(Entry.HUGGING_FACE_ATTENTION, None)
     return result.transpose(1, 2).contiguous(), None
+
+
+def _with_options(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    window: int | None,
+    dropout: float,
+    scaling: float | None,
+    is_causal: bool | None,
+    kwargs: dict[str, Any],
+) -> torch.Tensor | str:
+    """With a window, a soft cap or sinks: (batch, heads, seqlen_q, head_dim), or why the kernels do not take it.
+
+    Args:
+        window: what the mask says, see `masks.window_of`; None where there is no mask, or it does not say.
+    """
+    if mask is not None and window is None:
+        return "a mask"
+    for name, what in _NEVER.items():
+        if kwargs.get(name) is not None:
+            return what
+    query, key, value = as_autocast(query, key, value)
+    causal = mask is not None or (query.shape[2] > 1 and _is_causal(module, is_causal))
+    if mask is None and causal and query.shape[2] < key.shape[2]:
+        # Without a mask the library's calls are aligned top-left: no row sees the keys behind the last query.
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+    return attempt_with_options(
+        query,
+        key,
+        value,
+        causal=causal,
+        window=-1 if window is None else window,
+        softcap=kwargs.get("softcap") or 0.0,
+        sinks=kwargs.get("s_aux"),
+        dropout_p=dropout,
+        scale=scaling,
+    )
 
 
 def _eager(

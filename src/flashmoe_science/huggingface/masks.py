@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from flashmoe_science.torch_private import is_recorded_by_jit
 
@@ -24,8 +24,9 @@ def attention_mask(
     """The contract of ``transformers.AttentionMaskInterface``: what the library's ``sdpa_mask`` gives.
 
     Masks of padding alone are expanded and not written out, so that `takeover.masks.key_ranges` knows them by their
-    strides. Under torch.compile a token alone has none: all of the library's own functions show it to itself. The
-    others are the library's: None where attention is full or plainly causal.
+    strides. A causal mask without padding carries its window, see `window_of`. Under torch.compile a token alone has
+    none: all of the library's own functions show it to itself. The others are the library's: None where attention is
+    full or plainly causal.
 
     Args:
         attention_mask: (batch, keys), false or 0 for padding.
@@ -65,4 +66,62 @@ def attention_mask(
         allow_is_bidirectional_skip=allow_is_bidirectional_skip,
         **options,
     )
+    if mask is not None and not torch.compiler.is_compiling() and not is_recorded_by_jit():
+        window = _window(options.get("mask_function"))
+        at_the_end = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
+        if window is not None and at_the_end and not options.get("use_vmap"):
+            keys = slice(kv_offset, kv_offset + kv_length)
+            all_seen = attention_mask is None or (
+                attention_mask.shape[1] >= keys.stop and bool(attention_mask[:, keys].all())
+            )
+            if all_seen:
+                setattr(mask, _SEEN, _Seen(window, _version(mask)))
     return mask
+
+
+class _Seen(NamedTuple):
+    """What a mask showed when it was made."""
+
+    window: int
+    version: int
+
+
+_SEEN = "_flashmoe_science_seen"
+"""A mask's attribute. Whatever is computed from the mask is another tensor, which has none."""
+_EVERYTHING = -1
+
+
+def window_of(mask: torch.Tensor) -> int | None:
+    """How many keys before its own each query sees, -1 for all, if a mask is causal, aligned bottom-right, and hides
+    nothing else; None if that is not known.
+
+    Only a mask that `attention_mask` made, and that nobody has written to since, says so.
+    """
+    seen: _Seen | None = getattr(mask, _SEEN, None)
+    return seen.window if seen is not None and seen.version == _version(mask) else None
+
+
+def _version(mask: torch.Tensor) -> int:
+    return 0 if mask.is_inference() else mask._version
+
+
+def _window(mask_function: Any) -> int | None:
+    """Of a function of the library's, by what it is made of; None for all but plain and sliding causal masks."""
+    if mask_function is causal_mask_function:
+        return _EVERYTHING
+    match _closed_over(mask_function, "and_masks.<locals>.and_mask", "mask_functions"):
+        case (overlay, causal) if causal is causal_mask_function:
+            width = _closed_over(overlay, "sliding_window_overlay.<locals>.inner_mask", "sliding_window")
+            return width - 1 if isinstance(width, int) and width > 0 else None
+    return None
+
+
+def _closed_over(function: Any, qualified_name: str, variable: str) -> Any:
+    """A variable of the function that made this one; None if it is another function."""
+    if (
+        getattr(function, "__qualname__", None) != qualified_name
+        or function.__module__ != sdpa_mask.__module__
+    ):
+        return None
+    names = function.__code__.co_freevars
+    return function.__closure__[names.index(variable)].cell_contents if variable in names else None

@@ -15,6 +15,7 @@ from flashmoe_science.takeover.masks import Range, key_ranges, uniform
 from flashmoe_science.takeover.repeated import remember, repeat
 
 _failures: dict[tuple[str, torch.dtype, int], str] = {}
+_failures_with_options: dict[tuple[str, torch.dtype, int], str] = {}
 
 
 def attempt(
@@ -83,6 +84,53 @@ def attempt(
         return _over_ranges(query, key, value, ranges, scale)
     except REFUSALS as error:
         return failed(_failures, kernel, error)
+
+
+def attempt_with_options(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    causal: bool,
+    window: int,
+    softcap: float,
+    sinks: torch.Tensor | None,
+    dropout_p: float,
+    scale: float | None,
+) -> torch.Tensor | str:
+    """As `attempt`, without a mask.
+
+    Args:
+        causal: aligned bottom-right.
+        window: how many keys before its own a query sees, in a causal call; -1: all.
+        softcap: 0 for none.
+        sinks: (heads,), of any floating dtype.
+    """
+    reason = why_not_without_mask(
+        query, key, value, dropout_p=dropout_p, is_causal=causal, scale=scale, grouped=True
+    )
+    if reason is not None:
+        return reason
+    if is_dynamo_compiling() and (failure := why_no_attention(query.device.type, query.dtype)):
+        return failure
+    kernel = query.device.type, query.dtype, query.shape[3]
+    if not is_dynamo_compiling() and kernel in _failures_with_options:
+        return _failures_with_options[kernel]
+    try:
+        output = flash_attention(
+            query,
+            key,
+            value,
+            causal=causal,
+            window=(window, -1),
+            softcap=softcap,
+            sinks=None if sinks is None else sinks.float(),
+            softmax_scale=scale,
+        )
+    except REFUSALS as error:
+        return failed(_failures_with_options, kernel, error)
+    assert isinstance(output, torch.Tensor)
+    return output
 
 
 def as_autocast(

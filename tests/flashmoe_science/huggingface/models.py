@@ -60,6 +60,8 @@ class Model:
     """Whether their weights are to be turned first, which the name alone does not."""
     default: str = "sdpa"
     """What the library would take."""
+    masked: bool = True
+    """Whether calls with a mask of padding, or of a static cache, are taken."""
 
     def make(self, attention: str | None = None, experts: str | None = None) -> Any:
         """Its weights are the same in each call."""
@@ -146,6 +148,24 @@ MODELS = {
         tokens,
         generates=True,
     ),
+    "gemma2": Model(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        GROUPED
+        | {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 32,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": None,
+            "tie_word_embeddings": False,
+        },
+        tokens,
+        generates=True,
+        default="eager",
+        masked=False,
+    ),
     "gpt2": Model(
         "gpt2",
         "GPT2LMHeadModel",
@@ -228,11 +248,10 @@ MODELS = {
         },
         tokens,
         generates=True,
-        declined=("attention sinks",),
-        attention=False,
         experts=True,
         transposed=True,
         default="eager",
+        masked=False,
     ),
     "deepseek_v3": Model(
         "deepseek_v3",
