@@ -257,3 +257,44 @@ def test_what_computes_gradients_is_told_where_it_is_no_kernel(gpu: str, tokens:
         "not hopper: it needs sm_90, and the GPU is sm_80; not portable: PyTorch's operations are faster"
     )
     assert (reasons in text) is told
+
+
+@pytest.mark.parametrize(
+    "options", [{"window": (9, -1)}, {"softcap": 5.0}, {"sinks": torch.zeros(16)}], ids=str
+)
+@pytest.mark.parametrize(("rows", "kernel"), [(300, VarlenKernel.HOPPER), (1, VarlenKernel.DECODE)])
+def test_attention_with_options_takes_the_kernels_of_sequences(
+    rows: int, kernel: VarlenKernel, options: dict[str, Any]
+) -> None:
+    given = {
+        name: each.to("meta") if isinstance(each, torch.Tensor) else each for name, each in options.items()
+    }
+    explained = explain(flash_attention, *attention(rows, 400), causal=True, gpu="H200", **given)
+    assert explained.kernel == kernel.value
+    assert len(explained.others) == len(VarlenKernel) - 1
+    assert explain(flash_attention, *attention(rows, 400), gpu="A100", **given).kernel in (
+        "decode",
+        "portable",
+    )
+
+
+def test_attention_with_options_of_tensors_that_are_no_sequences() -> None:
+    query, key, value = attention(300, 401)
+    query = query.transpose(1, 2).contiguous().transpose(1, 2)
+    explained = explain(flash_attention, query, key, value[:, :1].expand_as(value), window=(9, 9), gpu="H200")
+    assert explained.kernel == "portable"
+    query, key, value = attention(300, 401)
+    rows_first = key.transpose(1, 2).contiguous().transpose(1, 2)
+    explained = explain(flash_attention, query, rows_first, rows_first, window=(9, 9), gpu="H200")
+    assert explained.kernel == "portable"
+    assert {reason for _, reason in explained.others} == {
+        "it reads sequences, as which these tensors cannot be seen"
+    }
+
+
+def test_attention_with_options_on_this_cpu() -> None:
+    tensors = attention(30, 40, torch.float32, "cpu")
+    assert explain(flash_attention, *tensors, window=(3, 3)).kernel == "attention_varlen"
+    assert explain(flash_attention, *tensors, window=(-1, -1)).kernel == "attention_forward"
+    with pytest.raises(InputError, match="softcap is -1"):
+        explain(flash_attention, *tensors, softcap=-1.0)

@@ -70,8 +70,8 @@ LAYERS = {
     "router_losses": "errors torch_private arguments direct moe_arguments routing_gradients routing_options cpu "
     "cuda.moe moe moe_capacity",
     "moe_layer": "errors autocast arguments moe_arguments moe moe_capacity moe_states router_losses",
-    "explanation": "errors jit arguments moe_arguments quantized varlen.problem varlen.arguments cpu cuda "
-    "cuda.attention cuda.moe cuda.varlen varlen attention moe",
+    "explanation": "errors jit arguments moe_arguments quantized varlen.problem varlen.options varlen.arguments "
+    "varlen.dense_forward cpu cuda cuda.attention cuda.moe cuda.varlen varlen attention moe",
     "takeover": "errors autocast torch_private direct arguments gradients moe_arguments cpu cuda cuda.attention "
     "cuda.moe cuda.key_lists operators attention moe",
     "huggingface": "errors jit torch_private direct arguments moe_arguments routing_composition cuda.rotation "

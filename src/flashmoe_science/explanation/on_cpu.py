@@ -36,7 +36,7 @@ def explained_on_cpu(record: Explainable, arguments: Arguments) -> Explanation:
     return Explanation(
         operation=record.name,
         device="cpu",
-        kernel=record.cpu_kernel,
+        kernel=record.cpu_kernel(arguments),
         configuration=chosen.value,
         reason=", with ".join((reason, *record.further(arguments, chosen))),
         others=tuple(others),

@@ -55,8 +55,8 @@ class Explainable:
     on_cuda: Callable[[Arguments, Device | None], Explanation]
     """For a GPU that need not be there, else that of the tensors. Raises InputError as `check` does, and DeviceError
     where no kernel takes the call."""
-    cpu_kernel: str
-    """Of `flashmoe_science.cpu`."""
+    cpu_kernel: Callable[[Arguments], str]
+    """Of `flashmoe_science.cpu`, for a call that was checked."""
     on_matrix_unit: Callable[[Arguments], bool] | None
     """Whether a CPU's matrix unit takes products of such a call, which was checked. None: there are no products."""
     further: Callable[[Arguments, InstructionSet], Sequence[str]] = _nothing_further

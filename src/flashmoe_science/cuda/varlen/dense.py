@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from flashmoe_science.configs.attention.varlen import Features, tiles
+from flashmoe_science.configs.attention.varlen import Features, VarlenConfiguration, tiles
 from flashmoe_science.cuda.attention.problem import Strides, result_like, strides_of
 from flashmoe_science.cuda.calls import Calls, Options, Tensors
+from flashmoe_science.cuda.choice import Choice, Refusal
 from flashmoe_science.cuda.device import Device, device_of
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.launch import Launcher, LaunchPlan
@@ -24,6 +25,7 @@ from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
 from flashmoe_science.cuda.varlen.lengths import length_table
 from flashmoe_science.cuda.varlen.prepare import first_of
 from flashmoe_science.cuda.varlen.select import candidates
+from flashmoe_science.cuda.varlen.select import explained as explained_sequences
 from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.varlen.problem import Problem, Run
 from flashmoe_science.varlen.problem import Tensors as VarlenTensors
@@ -102,6 +104,51 @@ def _run(problem: Problem, device: Device, seqlen_q: int) -> Run | None:
     except NoKernelError:
         return None  # the dense launch says what is wrong
     return None if kinds[0] is VarlenKernel.PORTABLE else first_of(kinds, problem, device, most_queries)
+
+
+def explained(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    device: Device,
+    *,
+    window: tuple[int, int],
+    softcap: float,
+    with_sinks: bool,
+) -> tuple[Choice, tuple[Refusal, ...]]:
+    """Which kernel and configuration such a call takes, and why each other does not take it. Launches nothing.
+
+    Raises:
+        NoKernelError: no kernel takes it.
+    """
+    seen = as_sequences(query, key, value, result_like(query)) if query.numel() and key.numel() else None
+    if seen is not None:
+        problem = seen.problem(
+            query.dtype, window=window, softcap=softcap, softmax_scale=1.0, sinks=with_sinks, return_lse=False
+        )
+        choice, others = explained_sequences(problem, device, seen.sizes, seen.query.sizes[0])
+        if choice.kernel is not VarlenKernel.PORTABLE:
+            return choice, others
+    else:
+        reason = "it reads sequences, as which these tensors cannot be seen"
+        others = tuple(Refusal(kind, reason) for kind in VarlenKernel if kind is not VarlenKernel.PORTABLE)
+    tile = _tile(query, key, device, window, softcap)
+    return Choice(VarlenKernel.PORTABLE, tile, "mma.sync kernel, for dense tensors of any strides"), others
+
+
+def _tile(
+    query: torch.Tensor, key: torch.Tensor, device: Device, window: tuple[int, int], softcap: float
+) -> VarlenConfiguration:
+    """Of the portable kernel. Raises NoKernelError where it does not take such tensors."""
+    batch, heads, seqlen_q, head_dim = query.shape
+    kv_heads = key.shape[1]
+    refusal = portable.why_not_dimensions(query.dtype, head_dim, head_dim, device)
+    if refusal is not None:
+        raise NoKernelError(
+            f"no CUDA kernel of attention with a window, a cap or sinks takes this: {refusal}"
+        )
+    both = tiles(device.architecture, head_dim, head_dim, features(query, key, window, softcap))
+    return portable.tile_of(both, seqlen_q * (heads // kv_heads), batch * kv_heads, device)
 
 
 def _call(run: Run, seen: Sequences, layout: Layout, device: int, return_lse: bool) -> Call:
@@ -208,13 +255,7 @@ def _plan(
 ) -> LaunchPlan:
     batch, heads, seqlen_q, head_dim = query.shape
     kv_heads, seqlen_k = key.shape[1:3]
-    refusal = portable.why_not_dimensions(query.dtype, head_dim, head_dim, device)
-    if refusal is not None:
-        raise NoKernelError(
-            f"no CUDA kernel of attention with a window, a cap or sinks takes this: {refusal}"
-        )
-    both = tiles(device.architecture, head_dim, head_dim, features(query, key, window, softcap))
-    tile = portable.tile_of(both, seqlen_q * (heads // kv_heads), batch * kv_heads, device)
+    tile = _tile(query, key, device, window, softcap)
     arguments = plan_arguments(query, key, value, output, tile.block_m, window, softcap, softmax_scale)
     num_tiles = arguments.tiles_per_sequence * batch
     if not portable.countable(seqlen_q * (heads // kv_heads), num_tiles * kv_heads):
