@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import subprocess
@@ -53,8 +54,12 @@ def test_nothing_is_left_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     script = (
         f"sleep 1000 & echo $! > {tmp_path / 'pid.new'}; mv {tmp_path / 'pid.new'} {tmp_path / 'pid'}; wait"
     )
-    clock = SimpleNamespace(monotonic=lambda: float((tmp_path / "pid").exists()))
-    monkeypatch.setattr(child, "time", clock)
+    looks = itertools.count()  # the first one is the start, by which the program may be there already
+
+    def monotonic() -> float:
+        return float(next(looks) > 0 and (tmp_path / "pid").exists())
+
+    monkeypatch.setattr(child, "time", SimpleNamespace(monotonic=monotonic))
     monkeypatch.setattr(child, "LOOK_S", 0.01)
     with pytest.raises(subprocess.TimeoutExpired):
         child.run(["sh", "-c", script], timeout_s=1.0)
