@@ -120,10 +120,16 @@ def _owns_its_configuration(
 def _why_not_attention(part: PreTrainedModel) -> str | None:
     if not part._can_set_attn_implementation():
         return "it does not use the library's attention interface"
-    if not part._supports_sdpa and not any(_has_sinks(layer) or _has_cap(layer) for layer in part.modules()):
-        # SDPA has neither; the kernels have.
+    causal = all(getattr(layer, "is_causal", True) for layer in part.modules())
+    if not part._supports_sdpa and not (
+        causal and getattr(part.config, "model_type", None) in _MORE_THAN_SDPA
+    ):
         return "the library says that scaled_dot_product_attention cannot compute its attention"
     return None
+
+
+_MORE_THAN_SDPA = ("gemma2", "gpt_oss")
+"""Types of models that the library's SDPA lacks nothing for but a soft cap or sinks, which the kernels have."""
 
 
 def _has_sinks(layer: torch.nn.Module) -> bool:

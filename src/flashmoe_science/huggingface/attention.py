@@ -45,7 +45,8 @@ def attention_forward(
     """
     special = [name for name in _WITH_OPTIONS if kwargs.get(name) is not None]
     window = None
-    if attention_mask is not None and not is_dynamo_compiling():
+    whole = query.shape[2], key.shape[2]
+    if attention_mask is not None and not is_dynamo_compiling() and attention_mask.shape[-2:] == whole:
         window = window_of(attention_mask)
     if special or window is not None:
         attended = _with_options(
@@ -112,6 +113,8 @@ def _with_options(
     for name, what in _NEVER.items():
         if kwargs.get(name) is not None:
             return what
+    if kwargs.get("softcap") == 0:
+        return "a soft cap of zero"
     query, key, value = as_autocast(query, key, value)
     causal = mask is not None or (query.shape[2] > 1 and _is_causal(module, is_causal))
     if mask is None and causal and query.shape[2] < key.shape[2]:

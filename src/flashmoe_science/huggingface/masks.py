@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
-from flashmoe_science.torch_private import is_recorded_by_jit
+from flashmoe_science.torch_private import is_recorded_by_jit, transform
 
 
 def attention_mask(
@@ -66,7 +66,7 @@ def attention_mask(
         allow_is_bidirectional_skip=allow_is_bidirectional_skip,
         **options,
     )
-    if mask is not None and not torch.compiler.is_compiling() and not is_recorded_by_jit():
+    if mask is not None and _may_be_looked_at(mask, attention_mask):
         window = _window(options.get("mask_function"))
         at_the_end = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
         if window is not None and at_the_end and not options.get("use_vmap"):
@@ -75,8 +75,23 @@ def attention_mask(
                 attention_mask.shape[1] >= keys.stop and bool(attention_mask[:, keys].all())
             )
             if all_seen:
-                setattr(mask, _SEEN, _Seen(window, _version(mask)))
+                setattr(mask, _SEEN, _Seen(window, mask._version))
     return mask
+
+
+def _may_be_looked_at(*tensors: torch.Tensor | None) -> bool:
+    """Whether their values are there to be read, and what is written to them is counted."""
+    if torch.compiler.is_compiling() or is_recorded_by_jit() or transform() is not None:
+        return False
+    for tensor in tensors:
+        if tensor is not None and (
+            type(tensor) is not torch.Tensor
+            or tensor.is_meta
+            or tensor.is_inference()
+            or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+        ):
+            return False
+    return True
 
 
 class _Seen(NamedTuple):
@@ -95,14 +110,10 @@ def window_of(mask: torch.Tensor) -> int | None:
     """How many keys before its own each query sees, -1 for all, if a mask is causal, aligned bottom-right, and hides
     nothing else; None if that is not known.
 
-    Only a mask that `attention_mask` made, and that nobody has written to since, says so.
+    Only a mask that `attention_mask` made, and that nobody has written to since in a way that PyTorch counts, says so.
     """
     seen: _Seen | None = getattr(mask, _SEEN, None)
-    return seen.window if seen is not None and seen.version == _version(mask) else None
-
-
-def _version(mask: torch.Tensor) -> int:
-    return 0 if mask.is_inference() else mask._version
+    return seen.window if seen is not None and seen.version == mask._version else None
 
 
 def _window(mask_function: Any) -> int | None:

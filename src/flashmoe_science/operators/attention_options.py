@@ -91,6 +91,8 @@ class _Forward(torch.autograd.Function):
         if not any(needs) or (grad_output is None and grad_lse is None):
             return (None,) * 7
         *rows, lse, sinks = ctx.saved_tensors
+        if sinks is not None:
+            sinks = sinks.contiguous()
         query, key, value, output = with_contiguous_rows(*rows)
         if grad_output is None:
             grad_output = torch.zeros_like(output)

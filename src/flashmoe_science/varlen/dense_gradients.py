@@ -20,6 +20,8 @@ from flashmoe_science.gradients import Needs
 _BLOCK_SCORES = 1 << 22
 """Scores of a block, over all heads and sequences: 16 MB in float32."""
 _LEAST_ROWS = 16
+_CAPS = 1e-2, 1e4
+"""Least and most that the kernels take: beyond, few digits of tanh(score / cap) are left in the capped score."""
 
 
 class Options(NamedTuple):
@@ -70,13 +72,19 @@ def gradients(
         logits = sinks.detach()[:, None]
         without_keys = lse == -torch.inf
         total = torch.where(without_keys, lse, torch.logaddexp(lse, logits))
-        ratio = torch.where(without_keys, 0.0, (total - lse).exp())
+        ratio = torch.where(without_keys, 0.0, (total - lse).exp().clamp(max=torch.finfo(torch.float32).max))
         if of_sinks:
             delta = (call.output.float() * grad_output.float()).sum(-1)
             share = torch.where(without_keys, 0.0, (logits - total).exp())
             grad_sinks = -(delta * share).sum((0, 2))
     if not any(needs):
         return Gradients(None, None, None, grad_sinks)
+    if call.query.numel() == 0 or call.key.numel() == 0:
+        of_query, of_key, of_value = (
+            torch.zeros_like(tensor) if needed else None
+            for tensor, needed in zip(call[:3], needs, strict=True)
+        )
+        return Gradients(of_query, of_key, of_value, grad_sinks)
     if grad_lse is not None and ratio is not None:
         grad_lse = grad_lse * ratio  # the log-sum-exp has no sink in it: its weights are P * exp(total - lse)
     window = _effective(options.window, call.query.shape[2], call.key.shape[2])
@@ -86,7 +94,7 @@ def gradients(
     plain = options.softcap == 0 and sides == (-1, -1)
     common: dict[str, Any] = {"causal": causal, "softmax_scale": options.softmax_scale, "needs": needs}
     of_tensors: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] | None = None
-    if call.query.is_cuda:
+    if call.query.is_cuda and (options.softcap == 0 or _CAPS[0] <= options.softcap <= _CAPS[1]):
         try:
             of_tensors = cuda.backward(*kept, **common, window=sides, softcap=options.softcap)
         except KernelDefectError as defect:

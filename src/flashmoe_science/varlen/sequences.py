@@ -131,6 +131,8 @@ def _tokens(tensor: torch.Tensor) -> View | None:
     batch, heads, seqlen, head_dim = tensor.shape
     of_batch, of_head, of_row, _ = tensor.stride()
     stride = _merged(batch, of_batch, seqlen, of_row)
+    if heads == 1:
+        of_head = head_dim  # nothing steps along it, but kernels ask whether rows are aligned
     return None if stride is None else View((batch * seqlen, heads, head_dim), (stride, of_head, 1))
 
 
@@ -139,6 +141,8 @@ def _heads(tensor: torch.Tensor) -> View | None:
     batch, heads, seqlen, head_dim = tensor.shape
     of_batch, of_head, of_row, _ = tensor.stride()
     stride = _merged(batch, of_batch, heads, of_head)
+    if seqlen == 1:
+        of_row = batch * heads * head_dim  # likewise
     return None if stride is None else View((seqlen, batch * heads, head_dim), (of_row, stride, 1))
 
 

@@ -127,8 +127,8 @@ def test_masks_say_what_they_show() -> None:
     assert window_of(mask_of(window, local_size=5)) == 4
     assert window_of(mask_of(causal_mask_function)) == -1
     assert window_of(mask_of(window, attention_mask=torch.ones(2, 9, dtype=torch.bool))) == 4
-    with torch.inference_mode():
-        assert window_of(mask_of(window)) == 4
+    with torch.inference_mode():  # which counts no writes
+        assert window_of(mask_of(window)) is None
 
 
 @pytest.mark.parametrize(
@@ -149,3 +149,47 @@ def test_masks_say_what_they_show() -> None:
 def test_what_they_show_is_unknown_where_it_is_anything_else(mask: Any) -> None:
     made = mask()
     assert window_of(made) is None
+
+
+def test_a_mask_of_other_sizes_than_queries_and_keys_is_a_mask() -> None:
+    """With a window of one key the library's cache keeps all, and its mask has one column for them."""
+    ids = tokens()["input_ids"]
+    texts = []
+    for implementation in (None, IMPLEMENTATION):
+        model = replace(WINDOWED["mistral"], options=GROUPED | {"sliding_window": 1})
+        each = model.make(implementation)
+        texts.append(each.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0).tolist())
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("device", ["fake", "meta"])
+def test_a_mask_without_values_is_not_looked_at(device: str) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    model = made("mistral", IMPLEMENTATION)
+    ids = tokens()["input_ids"]
+    if device == "meta":
+        output = model.to("meta")(
+            input_ids=ids.to("meta"), attention_mask=torch.ones_like(ids).to("meta")
+        ).logits
+    else:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            output = model(input_ids=ids, attention_mask=torch.ones(2, 9, dtype=torch.long)).logits
+    assert output.shape == (2, 9, VOCABULARY)
+
+
+def test_a_backbone_that_attends_both_ways_is_left() -> None:
+    """Its layers are not causal, and a mask that is left out does not say that it was."""
+    gemma = made("gemma2")
+    for layer in gemma.modules():
+        if hasattr(layer, "is_causal"):
+            layer.is_causal = False
+    assert flashmoe_science.accelerate(gemma).attention == ()
+
+
+def test_a_soft_cap_of_zero_is_the_librarys() -> None:
+    model = replace(WINDOWED["gemma2"], options=WINDOWED["gemma2"].options | {"attn_logit_softcapping": 0.0})
+    ours = model.make(IMPLEMENTATION)
+    with torch.no_grad():
+        model.call(ours)
+    assert "scores with a soft cap: a soft cap of zero" in declined()

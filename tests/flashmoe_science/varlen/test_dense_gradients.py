@@ -189,6 +189,49 @@ def test_autocast_casts_and_leaves_the_sums_alone() -> None:
         assert torch.equal(mine.grad, right.grad.float())  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("below", [4.0, 7.0, 9.0])
+def test_a_sink_with_a_small_share_of_the_weights(below: float, dtype: torch.dtype) -> None:
+    """Values and gradients with a mean make the same error in all columns add up."""
+    query, key, value = dense(1, (4, 2), (20, 24), 32, dtype)
+    value = value + 2
+    sinks = torch.full((4,), math.log(24) - below)
+    ours = recorded((query * 0.1, key, value), sinks)
+    wide = recorded(tuple(each.double() for each in (query * 0.1, key, value)), sinks.double())  # type: ignore[arg-type]
+    output = flash_attention(*ours[:3], sinks=ours[3])  # type: ignore[arg-type]
+    exact_output, _ = exact(*wide, False, (-1, -1), 0.0, 32**-0.5)  # type: ignore[arg-type]
+    gradient = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)) + 1  # type: ignore[union-attr]
+    output.backward(gradient.to(dtype))  # type: ignore[union-attr]
+    exact_output.backward(gradient.to(dtype).double())
+    of_query, right = ours[0].grad.double(), wide[0].grad  # type: ignore[union-attr]
+    assert (of_query - right).norm() <= (0.003 if dtype == torch.float16 else 0.02) * right.norm()  # type: ignore[union-attr, operator]
+
+
+@pytest.mark.parametrize("options", [{"window": (3, 0)}, {"softcap": 2.0}, {"sinks": SINKS}], ids=str)
+@pytest.mark.parametrize("empty", ["batch", "rows", "keys"])
+def test_empty_tensors(empty: str, options: dict[str, Any]) -> None:
+    batch, rows, keys = 0 if empty == "batch" else 1, 0 if empty == "rows" else 5, 0 if empty == "keys" else 9
+    leaves = [
+        torch.randn(batch, heads, length, 32, requires_grad=True) for heads, length in ((4, rows), (2, keys))
+    ]
+    query, key = leaves
+    flash_attention(query, key, key, **options).sum().backward()  # type: ignore[union-attr]
+    assert all(torch.equal(each.grad, torch.zeros_like(each)) for each in leaves)  # type: ignore[arg-type]
+
+
+def test_a_hook_may_change_the_strides_of_sinks() -> None:
+    query, key, value = recorded(dense(1, (4, 2), (5, 9), 32, torch.float32), None)[:3]
+    sinks = SINKS.clone().requires_grad_()
+
+    def apart(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.stack([tensor, tensor], -1)[..., 0]
+
+    with torch.autograd.graph.saved_tensors_hooks(apart, lambda tensor: tensor):
+        output = flash_attention(query, key, value, window=(3, 0), sinks=sinks)  # type: ignore[arg-type]
+    output.sum().backward()  # type: ignore[union-attr]
+    assert sinks.grad is not None
+
+
 def test_second_derivatives_are_refused() -> None:
     query, key, value = recorded(dense(1, (4, 2), (5, 9), 32, torch.float32), None)[:3]
     output = flash_attention(query, key, value, window=(3, 0))  # type: ignore[arg-type]

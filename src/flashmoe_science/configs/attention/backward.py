@@ -15,6 +15,8 @@ HEAD_DIMS = (32, 64, 96, 128, 192, 256)
 """Head dimensions that are compiled; a tensor's is padded, in shared memory, to the next of these."""
 STATISTICS_THREADS = 128
 _STAGES = 2
+_MOST_CHUNK = 32
+"""Keys whose scores are held at a time, with a window and a cap."""
 _Ints = tuple[int, ...]
 
 
@@ -147,11 +149,10 @@ class PortableBackward:
     """With which that pass was faster."""
 
     def with_features(self, features: ScoreFeatures) -> PortableBackward:
-        """The two passes: one pass takes none. With both, operands in registers spill on sm_100."""
-        both = features.window and features.softcap
-        query = replace(
-            self.query, features=features, register_steps=0 if both else self.query.register_steps
-        )
+        """The two passes: one pass takes none. With both, operands in registers and long chunks spill on sm_100."""
+        query = replace(self.query, features=features)
+        if features.window and features.softcap:
+            query = replace(query, register_steps=0, chunk=min(query.chunk, _MOST_CHUNK))
         return PortableBackward(query, replace(self.key_value, features=features))
 
     @property

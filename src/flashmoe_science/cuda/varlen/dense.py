@@ -46,10 +46,10 @@ def forward(
     softmax_scale: float,
     return_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Output like query, and the log-sum-exp or None: see `flashmoe_science.varlen.dense`, which checks all arguments.
+    """Output like query, and the log-sum-exp or None: see `flashmoe_science.varlen.dense_forward`.
 
-    ``softmax_scale`` is positive. Arguments are looked at once for each combination of shapes, strides, types and
-    options.
+    Arguments were checked. ``softmax_scale`` is positive. Arguments are looked at once for each combination of shapes,
+    strides, types and options.
     """
     tensors = (query, key, value) if sinks is None else (query, key, value, sinks)
     output, lse = _calls(tensors, (window, softcap, softmax_scale, return_lse))
@@ -57,7 +57,7 @@ def forward(
 
 
 def _checked_before(tensors: Tensors, options: Options) -> None:
-    """By `flashmoe_science.varlen.dense`."""
+    """By the operator, or by `flashmoe_science.varlen.dense`."""
 
 
 def _make_call(tensors: Tensors, options: Options, index: int) -> Call:

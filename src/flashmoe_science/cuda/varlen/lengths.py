@@ -27,8 +27,10 @@ class LengthTable:
         self._device = device
         self._lock = threading.Lock()
         self._kept: dict[tuple[int, ...], torch.Tensor] = {}
-        self._chunk = torch.empty(0, dtype=torch.int32, device=device)
+        self._chunk = torch.empty(0, dtype=torch.int32, device="cpu")
         self._used = 0
+        self._stream: torch.cuda.Stream | None = None
+        """Of its own: who waits for lengths to be there does not wait for what a call's stream has to do."""
 
     def get(self, numbers: tuple[int, ...]) -> torch.Tensor:
         """int32, contiguous, ready for work on every stream.
@@ -50,6 +52,15 @@ class LengthTable:
             return self._kept[numbers]
 
     def _store(self, numbers: tuple[int, ...]) -> torch.Tensor:
+        if self._device.startswith("cuda") and self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            lengths = self._copied(numbers)
+        if self._stream is not None:
+            self._stream.synchronize()  # other streams may read them at once
+        return lengths
+
+    def _copied(self, numbers: tuple[int, ...]) -> torch.Tensor:
         count = len(numbers)
         if self._used + count > len(self._chunk):
             size = max(_CHUNK, count)
@@ -58,12 +69,18 @@ class LengthTable:
         lengths = self._chunk[self._used : self._used + count]
         self._used += -(-count // _ALIGNMENT) * _ALIGNMENT
         lengths.copy_(torch.tensor(numbers, dtype=torch.int32, device="cpu"))
-        if lengths.is_cuda:
-            torch.cuda.current_stream(lengths.device).synchronize()  # other streams may read them at once
         return lengths
 
 
+_lock = threading.Lock()
+
+
 @functools.cache
-def length_table(device: int) -> LengthTable:
-    """The device's table."""
+def _table(device: int) -> LengthTable:
     return LengthTable(f"cuda:{device}")
+
+
+def length_table(device: int) -> LengthTable:
+    """The device's table, of which there is one."""
+    with _lock:
+        return _table(device)

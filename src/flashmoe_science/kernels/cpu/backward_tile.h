@@ -128,7 +128,9 @@ void add_lone_delta(
     const BackwardJob& job, const WeightInputs& inputs, const BackwardWorkspace& w, const QueryTile& tile,
     const BackwardBlock& block, int column, ptrdiff_t ld) {
     constexpr int DEGREE = Path::PAIRS ? 3 : 6;
-    constexpr float MOST_APART = 1.0f / 512;  // of a sum from one; a 16-bit output is off by as much
+    // Of a sum from one: what exponents of this degree and a rounded log-sum-exp leave. More is somebody else's share, and a
+    // sum that lacks it makes a delta that is off in all columns alike, where an output is off at random.
+    constexpr float MOST_APART = Path::PAIRS ? 1.0f / 2048 : 1.0f / 65536;
     const int keys = visible_keys(tile, block, smaller((column + 1) * W, tile.rows));
     const int lane = (int)(-tile.diagonal - column * W);
     if (keys == 0) return;

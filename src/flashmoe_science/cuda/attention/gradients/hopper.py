@@ -25,7 +25,7 @@ from flashmoe_science.cuda.driver import has_default_priority
 from flashmoe_science.cuda.launch import Launch, Launcher, LaunchPlan, loaded
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.cuda.workspace import place
-from flashmoe_science.errors import InputError
+from flashmoe_science.errors import CaptureError, InputError
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 _MAIN = struct.Struct("7Q")  # grad_key, grad_value, lse_log2, delta, sums, turns, ticket
@@ -70,8 +70,13 @@ def kernels(architecture: str) -> list[CudaKernel]:
         make(tile, dtype)
         for tile in configs.all_configurations()
         for dtype in (torch.bfloat16, torch.float16)
-        for make in (prepare_kernel, main_kernel, convert_kernel)
+        for make in (prepare_kernel, main_kernel, _drawing_kernel, convert_kernel)
+        if make is not _drawing_kernel or not tile.staggered
     ]
+
+
+def _drawing_kernel(tile: HopperBackward, dtype: torch.dtype) -> CudaKernel:
+    return main_kernel(tile, dtype, draws_first=True)
 
 
 def prepare_kernel(tile: HopperBackward, dtype: torch.dtype) -> CudaKernel:
@@ -266,7 +271,13 @@ def _launch(
         if drawing is None or has_default_priority(stream):
             start_main(stream)
         else:
-            other = drawing()
+            try:
+                other = drawing()
+            except CaptureError:
+                raise CaptureError(
+                    "the kernel for streams of a priority of their own is not loaded yet, and cannot be while a CUDA "
+                    "graph is captured; make the backward pass once on such a stream before capturing"
+                ) from None
             ctypes.memmove(other.buffer, main_buffer, len(main_buffer))
             other.start(stream)
         if convert is not None:

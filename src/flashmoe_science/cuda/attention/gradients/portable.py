@@ -98,6 +98,7 @@ def why_not(problem: BackwardProblem, device: Device) -> str | None:
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
+    """What is built ahead of time: kernels with a window or a cap are compiled at their first call."""
     dtypes = element_types(architecture)
     all_kernels = [statistics_kernel(dtype, architecture) for dtype in dtypes]
     for configuration in configs.all_configurations(architecture):

@@ -15,7 +15,10 @@ BACKWARD = Selection[BackwardProblem](
     },
     override_variable=OVERRIDE_VARIABLE,
     noun="CUDA kernel of the backward pass",
-    describe=lambda problem: f"{problem.dtype} with head_dim {problem.head_dim}",
+    describe=lambda problem: (
+        f"{problem.dtype} with head_dim {problem.head_dim}"
+        + ("" if problem.is_plain else ", with a window or a cap")
+    ),
     instead="float16, or torch's scaled_dot_product_attention",
 )
 select, plan, kernels = BACKWARD.select, BACKWARD.plan, BACKWARD.kernels

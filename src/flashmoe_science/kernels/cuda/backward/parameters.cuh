@@ -45,7 +45,7 @@ struct BackwardParameters {
     int window_offset;       // WINDOW: row i sees keys from i + window_offset on: seqlen_k - seqlen_q - left, or -2^30
     float scale_log2;        // softmax scale times log2(e), of either sign; not zero, but so small that scores do not count
     float scale;
-    float softcap_log2;     // SOFTCAP: cap x log2(e); one over it; and 2 x softmax scale x log2(e) / cap
+    float softcap_log2;      // SOFTCAP: cap x log2(e); one over it; and 2 x softmax scale x log2(e) / cap
     float softcap_inverse;
     float softcap_rate;
 };

@@ -11,83 +11,23 @@ from typing import Any
 
 import pytest
 import torch
-from attention_backward import Backward, assert_gradients, backward_case
-from emulated import NEEDS_COMPILER, compile_emulation
+from attention_backward import assert_gradients, backward_case
+from emulated import NEEDS_COMPILER
+from emulated_portable_backward import ONE_PASS, TILES, Emulation, case_of, problem_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flashmoe_science.configs.attention import backward as configs
-from flashmoe_science.configs.attention.backward import KeyValueTile, PortableBackward, QueryTile
-from flashmoe_science.cuda.attention.gradients import BackwardProblem, GradientKind, portable, select
+from flashmoe_science.configs.attention.backward import PortableBackward
+from flashmoe_science.cuda.attention.gradients import GradientKind, portable, select
 from flashmoe_science.cuda.attention.gradients.backward import explain
-from flashmoe_science.cuda.attention.problem import strides_of
 from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.gradients import Needs
 from flashmoe_science.jit.limits import LIMITS, check_block
-from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY, CudaKernel
-from problems import H200, L4
+from flashmoe_science.jit.nvrtc import KERNEL_DIRECTORY
+from problems import L4
 
 BF16, FP16 = torch.bfloat16, torch.float16
-ALL = Needs(True, True, True)
-
-
-def problem_of(case: Backward, needs: Needs = ALL) -> BackwardProblem:
-    query, key = case.query, case.key
-    strides = {
-        name: strides_of(name, tensor)
-        for name, tensor in (("query", query), ("key", key), ("value", case.value), ("output", case.output))
-    }
-    return BackwardProblem(
-        batch=query.shape[0],
-        num_heads=query.shape[1],
-        num_kv_heads=key.shape[1],
-        seqlen_q=query.shape[2],
-        seqlen_k=key.shape[2],
-        head_dim=query.shape[3],
-        dtype=query.dtype,
-        causal=case.causal,
-        softmax_scale=case.scale,
-        needs=needs,
-        query_strides=strides["query"],
-        key_strides=strides["key"],
-        value_strides=strides["value"],
-        output_strides=strides["output"],
-        grad_output_strides=strides_of("grad_output", case.grad_output),
-        grad_query_strides=strides["query"],
-        grad_key_strides=strides["key"],
-        grad_value_strides=strides["value"],
-        window_left=case.window[0],
-        window_right=case.window[1],
-        softcap=case.softcap,
-    )
-
-
-def case_of(
-    lengths: tuple[int, int] = (37, 53),
-    head_dim: int = 32,
-    *,
-    heads: tuple[int, int] = (2, 1),
-    dtype: torch.dtype = BF16,
-    causal: bool = True,
-    scale: float | None = None,
-    grad_lse: bool = False,
-    factor: float = 1.0,
-    window: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-) -> Backward:
-    torch.manual_seed(sum(lengths) + head_dim)
-    (seqlen_q, seqlen_k), (h, kv) = lengths, heads
-    query, key = torch.randn(2, h, seqlen_q, head_dim), torch.randn(2, kv, seqlen_k, head_dim)
-    value, grad = torch.randn(2, kv, seqlen_k, head_dim), factor * torch.randn(2, h, seqlen_q, head_dim)
-    return backward_case(
-        *(tensor.to(dtype) for tensor in (query, key, value, grad)),
-        causal=causal,
-        scale=scale,
-        grad_lse=torch.randn(2, h, seqlen_q) if grad_lse else None,
-        window=window,
-        softcap=softcap,
-    )
-
 
 # --- tiles
 
@@ -207,79 +147,6 @@ def test_parts_of_the_workspace_are_passed_on(
 
 
 # --- the kernels' source, on the CPU
-
-QUERY = QueryTile(head_dim=32, block_m=32, block_n=32, chunk=16, warps=2)
-SINGLE = KeyValueTile(head_dim=32, block_n=32, block_m=32, chunk=16, warps=2, roles=1)
-TILES = {
-    "operands from shared memory, one role": PortableBackward(QUERY, SINGLE),
-    "operands in registers, two roles": PortableBackward(
-        dataclasses.replace(QUERY, block_m=64, chunk=32, register_steps=2),
-        dataclasses.replace(SINGLE, block_n=32, chunk=32, roles=2, warps=4),
-    ),
-    "part of the operands in registers": PortableBackward(
-        dataclasses.replace(QUERY, register_steps=1),
-        dataclasses.replace(SINGLE, roles=2, warps=4),
-    ),
-    "one pass, one role": PortableBackward(
-        QUERY, SINGLE, dataclasses.replace(SINGLE, block_n=64, block_m=64, warps=4, queries=True)
-    ),
-    "one pass, two roles": PortableBackward(
-        QUERY, SINGLE, dataclasses.replace(SINGLE, block_m=64, chunk=64, roles=2, warps=4, queries=True)
-    ),
-}
-
-ONE_PASS = ["one pass, one role", "one pass, two roles"]
-
-
-class Emulation:
-    """The kernels of some tiles as functions on CPU tensors."""
-
-    def __init__(self) -> None:
-        self._libraries: dict[str, ctypes.CDLL] = {}
-
-    def _run(
-        self, kernel: CudaKernel, fields: tuple[float, ...], addresses: list[int], together: int = 1
-    ) -> None:
-        library = self._libraries.get(kernel.label)
-        if library is None:
-            # Copies as late as they may happen, but in the second of two passes as early.
-            late = kernel.function.endswith("query") or bool(kernel.macros.get("QUERIES"))
-            library = compile_emulation(kernel, "BackwardParameters", copies_late=late)
-            self._libraries[kernel.label] = library
-        argument = ctypes.create_string_buffer(portable.ARGUMENT_BYTES)
-        portable.POINTERS.pack_into(argument, 0, *addresses)
-        portable.pack_fields(argument, fields)
-        library.run_together(argument, portable.blocks(fields), 1, together)
-
-    def backward(
-        self, case: Backward, tiles: PortableBackward, needs: Needs = ALL, *, together: int = 1
-    ) -> tuple[torch.Tensor | None, ...]:
-        problem = problem_of(case, needs)
-        if not problem.is_plain:
-            tiles = tiles.with_features(portable.features(problem))
-        gradients = [
-            torch.full_like(tensor, math.nan) if needed else None
-            for needed, tensor in zip(needs, (case.query, case.key, case.value), strict=True)
-        ]
-        single = portable.one_pass(problem, tiles)
-        workspace = [torch.full((size // 4,), math.nan) for size in portable.workspace_bytes(problem, single)]
-        inputs = (case.query, case.key, case.value, case.output, case.grad_output, case.lse, case.grad_lse)
-        addresses = [
-            0 if tensor is None else tensor.data_ptr()
-            for tensor in (*inputs, *gradients, *workspace, *[None] * (4 - len(workspace)))
-        ]
-        dtype = problem.dtype
-        if needs.query and single is None:
-            kernel = portable.query_kernel(tiles.query, dtype, "sm_80")
-            self._run(kernel, portable.query_fields(problem, tiles.query, L4), addresses)
-        else:
-            kernel = portable.statistics_kernel(dtype, "sm_80")
-            self._run(kernel, portable.statistics_fields(problem), addresses)
-        if needs.key or needs.value:
-            tile = single or tiles.key_value
-            kernel = portable.key_value_kernel(tile, dtype, "sm_80")
-            self._run(kernel, portable.key_value_fields(problem, tile, L4), addresses, together)
-        return tuple(gradients)
 
 
 @pytest.fixture(scope="module")
@@ -449,77 +316,3 @@ def test_what_no_key_after_a_row_sees_of_it(emulation: Emulation, tiles: Portabl
             assert torch.equal(got[:, :, 21:], before[:, :, 21:])
         assert gradients[1] is not None
         assert gradients[1][:, :, :21].isnan().any(-1).all()
-
-
-TWO_PASSES = [name for name in TILES if name not in ONE_PASS]
-
-
-@NEEDS_COMPILER
-@pytest.mark.parametrize(
-    ("window", "causal"),
-    [((9, -1), True), ((0, -1), True), ((40, 3), False), ((-1, 5), False), ((7, -1), False), ((0, 0), False)],
-)
-@pytest.mark.parametrize("softcap", [0.0, 1.5])
-@pytest.mark.parametrize("lengths", [(37, 70), (150, 130), (130, 33)], ids=str)
-@pytest.mark.parametrize("tiles", TWO_PASSES)
-def test_windows_and_caps(
-    emulation: Emulation,
-    tiles: str,
-    lengths: tuple[int, int],
-    softcap: float,
-    window: tuple[int, int],
-    causal: bool,
-) -> None:
-    """Rows that see no key, and keys that no row sees, among them."""
-    case = case_of(lengths, causal=causal, grad_lse=True, heads=(4, 2), window=window, softcap=softcap)
-    assert_gradients(case, emulation.backward(case, TILES[tiles]))
-
-
-@NEEDS_COMPILER
-@pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])
-@pytest.mark.parametrize("tiles", TWO_PASSES)
-def test_a_cap_with_any_scale(emulation: Emulation, tiles: str, scale: float) -> None:
-    case = case_of((70, 90), scale=scale, softcap=3.0, window=(20, -1), dtype=FP16)
-    assert_gradients(case, emulation.backward(case, TILES[tiles]))
-
-
-@NEEDS_COMPILER
-@pytest.mark.parametrize(
-    "needs", [Needs(True, False, False), Needs(False, True, False), Needs(False, False, True)]
-)
-def test_one_gradient_with_a_window(emulation: Emulation, needs: Needs) -> None:
-    case = case_of((70, 90), window=(20, -1), softcap=2.0)
-    assert_gradients(case, emulation.backward(case, TILES[TWO_PASSES[1]], needs))
-
-
-@NEEDS_COMPILER
-@pytest.mark.parametrize("softcap", [0.0, 2.0])
-@pytest.mark.parametrize("tiles", TWO_PASSES)
-def test_nothing_of_what_a_window_hides_reaches_a_gradient(
-    emulation: Emulation, tiles: str, softcap: float
-) -> None:
-    """Keys 10 to 12 are seen by rows 10 to 22 alone: theirs are the only gradients that NaN in them may reach."""
-    case = case_of((100, 100), window=(10, -1), softcap=softcap)
-    case.key[:, :, 10:13] = math.nan
-    case.value[:, :, 10:13] = math.inf
-    of_query, of_key, of_value = emulation.backward(case, TILES[tiles])
-    clean = [row for row in range(100) if not 10 <= row <= 22]
-    for got, exact, bound in zip((of_query,), case.exact, case.bounds, strict=False):
-        assert got is not None
-        error = (got.double() - exact).abs()[:, :, clean]
-        assert (error <= bound[:, :, clean]).all()
-    # A key that shares no row with these keys: before row 10 - 10 = 0 there is none, so those from 23 on.
-    for got, exact, bound in zip((of_key, of_value), case.exact[1:], case.bounds[1:], strict=True):
-        assert got is not None
-        assert ((got.double() - exact).abs() <= bound)[:, :, 23:].all()
-
-
-@pytest.mark.parametrize("change", [{"window_left": 5}, {"window_right": 5}, {"softcap": 2.0}])
-def test_a_window_or_a_cap_takes_these_kernels_alone(change: dict[str, Any]) -> None:
-    problem = dataclasses.replace(problem_of(case_of(head_dim=128, causal=False)), **change)
-    choice = select(problem, H200)
-    assert choice.kernel is GradientKind.PORTABLE
-    portable.check(problem, choice.configuration)
-    if "window_right" not in change:
-        with pytest.raises(InputError, match="chosen for another problem"):
-            portable.check(problem, configs.configuration("sm_90", 128))
