@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import math
 import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from host_times import per_call
 
 SOURCE = r"""
 #include <Python.h>
@@ -48,7 +47,7 @@ static PyMethodDef methods[] = {
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "autograd_nothing", nullptr, -1, methods};
 PyMODINIT_FUNC PyInit_autograd_nothing() { return PyModule_Create(&definition); }
 """
-LAYERS, TURNS, ROUNDS = 32, 3, 30
+LAYERS, TURNS = 32, 3
 
 
 class Nothing(torch.autograd.Function):
@@ -78,19 +77,6 @@ def of_cpp(folder: Path) -> Callable[..., torch.Tensor]:
     return function
 
 
-def per_call(call: Callable[[], object], calls: int, device: str) -> float:
-    """Microseconds."""
-    best = math.inf
-    for _ in range(ROUNDS):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(calls):
-            call()
-        best = min(best, (time.perf_counter() - began) / calls)
-    return best * 1e6
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
@@ -108,11 +94,11 @@ def main() -> None:
 
     def times(function: Callable[..., torch.Tensor]) -> str:
         output = function(*leaves)
-        forward = per_call(lambda: function(*leaves), 300, device)
+        forward = per_call(lambda: function(*leaves), device=device)
         backward = per_call(
-            lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True), 100, device
+            lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True), 100, device=device
         )
-        layer = per_call(lambda: step(function), 4, device) / LAYERS
+        layer = per_call(lambda: step(function), 4, device=device) / LAYERS
         return f"forward {forward:.2f}, backward {backward:.2f}, a layer {layer:.2f}"
 
     with tempfile.TemporaryDirectory() as folder:

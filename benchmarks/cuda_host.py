@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import argparse
 import functools
-import math
 import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from host_times import per_call
 from provenance import provenance
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -30,18 +29,6 @@ from flashmoe_science.cuda.attention.select import module
 from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.repeat import cuda_allocator
 from flashmoe_science.gradients import Needs
-
-
-def per_call(call: Callable[[], Any], calls: int = 300) -> float:
-    """Microseconds per call, the least of 30 batches of ``calls``, few enough not to fill the launch queue."""
-    best = math.inf
-    for _ in range(30):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        best = min(best, (time.perf_counter() - start) / calls)
-    return best * 1e6
 
 
 def host_times() -> dict[str, float]:

@@ -14,6 +14,7 @@ blocks is made before.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import time
@@ -31,6 +32,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from cudadent42.decisions.schedule import block_orders
 from cudadent42.decisions.statistics import estimate_ratio
 from cudadent42.timing.cuda_timers import CudaGraphTimer
+from cudadent42.timing.timers import Reading
 from flashmoe_science import flash_attention
 from flashmoe_science.cuda.varlen import OVERRIDE_VARIABLE
 from flashmoe_science.cuda.varlen.dense import forward
@@ -104,9 +106,8 @@ def race(case: Case, seconds: float, *, with_flex: bool) -> dict[str, Any]:
     for name, way in ways.items():
         calls = [way(case, *tensors) for tensors in sets]
         os.environ[OVERRIDE_VARIABLE] = "portable" if name == PORTABLE else ""
-        with ThreadPoolExecutor(
-            max_workers=1
-        ) as own:  # a thread chooses the kernel once for calls that are alike
+        # A thread of its own for each way: a thread chooses the kernel once for calls that are alike.
+        with ThreadPoolExecutor(max_workers=1) as own:
             output = own.submit(calls[0]).result().float()
             expected = output if expected is None else expected
             apart = float((output - expected).norm() / expected.norm())
@@ -114,19 +115,8 @@ def race(case: Case, seconds: float, *, with_flex: bool) -> dict[str, Any]:
                 readers[name] = own.submit(timer.calibrate, calls).result()
             else:
                 refused[name] = f"its result is {apart:.3g} from the portable kernel's"
-    blocks: list[dict[str, float]] = []
-    began = time.monotonic()
-    for order in block_orders(list(readers), MAX_BLOCKS, 0, case.name):
-        if len(blocks) >= MIN_BLOCKS and time.monotonic() - began > seconds:
-            break
-        blocks.append({name: readers[name]().latency_ms * 1e3 for name in order})
-    return {
-        **asdict(case),
-        "us": {name: float(np.median([block[name] for block in blocks])) for name in readers},
-        "over_sequences": {name: over(blocks, name, SEQUENCES) for name in readers if name != SEQUENCES},
-        "refused": refused,
-        "blocks_us": blocks,
-    }
+    timed = {name: functools.partial(graph_microseconds, read) for name, read in readers.items()}
+    return raced(case, timed, refused, seconds, baseline=SEQUENCES)
 
 
 def race_of_gradients(case: Case, seconds: float, *, with_flex: bool) -> dict[str, Any]:
@@ -156,19 +146,36 @@ def race_of_gradients(case: Case, seconds: float, *, with_flex: bool) -> dict[st
         if not apart <= MOST_APART:
             refused[name] = f"a gradient is {apart:.3g} from the composed one"
             del calls[name]
+    timed = {name: functools.partial(microseconds, call) for name, call in calls.items()}
+    return raced(case, timed, refused, seconds, baseline=KERNELS)
+
+
+def raced(
+    case: Case,
+    readers: dict[str, Callable[[], float]],
+    refused: dict[str, str],
+    seconds: float,
+    *,
+    baseline: str,
+) -> dict[str, Any]:
+    """The row of a case: each reader, which gives microseconds, once in every block, and its ratio to the baseline."""
     blocks: list[dict[str, float]] = []
     began = time.monotonic()
-    for order in block_orders(list(calls), MAX_BLOCKS, 0, case.name):
+    for order in block_orders(list(readers), MAX_BLOCKS, 0, case.name):
         if len(blocks) >= MIN_BLOCKS and time.monotonic() - began > seconds:
             break
-        blocks.append({name: microseconds(calls[name]) for name in order})
+        blocks.append({name: readers[name]() for name in order})
     return {
         **asdict(case),
-        "us": {name: float(np.median([block[name] for block in blocks])) for name in calls},
-        "over_kernels": {name: over(blocks, name, KERNELS) for name in calls if name != KERNELS},
+        "us": {name: float(np.median([block[name] for block in blocks])) for name in readers},
+        f"over_{baseline}": {name: over(blocks, name, baseline) for name in readers if name != baseline},
         "refused": refused,
         "blocks_us": blocks,
     }
+
+
+def graph_microseconds(read: Callable[[], Reading]) -> float:
+    return read().latency_ms * 1e3
 
 
 def microseconds(call: Callable[[], Any]) -> float:
