@@ -50,6 +50,8 @@ class HopperBackward:
     """Tiles of a head side by side, at no time two at the same query rows. Without a mask alone."""
     wide: bool = False
     """80 query rows per step in place of 64, and the gradient of the query transposed. At head dimension 128."""
+    window: bool = False
+    """A row does not see keys that are too far before it. With a mask alone, and not `wide`."""
 
     @property
     def block_m(self) -> int:
@@ -86,12 +88,16 @@ class HopperBackward:
 
 
 def configuration(
-    head_dim: int, causal: bool, *, seqlen_q: int, seqlen_k: int, query: bool = True
+    head_dim: int, causal: bool, *, seqlen_q: int, seqlen_k: int, query: bool = True, window: bool = False
 ) -> HopperBackward | None:
-    """None if the head dimension is larger than those that are compiled. ``query``: its gradient is asked for."""
+    """None if the head dimension is larger than those that are compiled. ``query``: its gradient is asked for.
+    ``window``: with ``causal`` alone.
+    """
     compiled = next((size for size in HEAD_DIMS if size >= head_dim), None)
     if compiled is None:
         return None
+    if window:
+        return HopperBackward(compiled, causal, converts=query, window=True)
     wide = compiled == 128 and _rounded(seqlen_q, _WIDE_ROWS) <= _WIDE_MOST_PADDING * _rounded(seqlen_q, 64)
     if causal and (not wide or seqlen_k < _WIDE_CAUSAL_KEYS):
         return HopperBackward(compiled, causal, converts=query)
@@ -110,9 +116,10 @@ def all_configurations() -> tuple[HopperBackward, ...]:
         HopperBackward(128, False, staggered=True),
         *(HopperBackward(128, causal, wide=True) for causal in (False, True)),
         *(
-            HopperBackward(head_dim, True, converts=query)
+            HopperBackward(head_dim, True, converts=query, window=window)
             for head_dim in HEAD_DIMS
             for query in (False, True)
+            for window in (False, True)
         ),
     )
 

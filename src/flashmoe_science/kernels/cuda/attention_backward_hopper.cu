@@ -9,7 +9,7 @@
 //
 // Sources: Dao et al., FlashAttention-2 (2023); Shah et al., FlashAttention-3 (2024), keys on wgmma's rows.
 //
-// Compile-time configuration: HEAD_DIM (64 or 128), BLOCK_M, CAUSAL, CONVERTS, STAGGERED, ELEMENT_BF16.
+// Compile-time configuration: HEAD_DIM (64 or 128), BLOCK_M, CAUSAL, WINDOW, CONVERTS, STAGGERED, ELEMENT_BF16.
 
 #include "hopper_backward/converter.cuh"
 #include "hopper_backward/parameters.cuh"
@@ -147,6 +147,19 @@ __device__ __forceinline__ void mask(float (&s)[BLOCK_M / 2], int low, int high)
     }
 }
 
+// The same of those that lie after the last that sees the key. `low`, `high`: how many rows, from this lane's first column on,
+// lie before the first that does not see its two keys any more.
+__device__ __forceinline__ void mask_after(float (&s)[BLOCK_M / 2], int low, int high) {
+#pragma unroll
+    for (int i = 0; i < BLOCK_M / 2; i += 4) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            if (2 * i + j >= low) s[i + j] = NEGATIVE_INFINITY;
+            if (2 * i + j >= high) s[i + 2 + j] = NEGATIVE_INFINITY;
+        }
+    }
+}
+
 // Score gradients to shared memory, [key][query row], in panels of 64 query rows, or of 16.
 template <int BEGIN, int END>
 __device__ __forceinline__ void store_scores(const uint32 (&packed)[BLOCK_M / 4], uint32 scores, int row) {
@@ -210,7 +223,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     uint32 gradients[BLOCK_M / 4];
 
     // The steps of `Walk`, without the heads: the step's first query row, and how many are left.
-    const int last_row = (p.m_blocks - 1) * BLOCK_M;
+    const int last_row = (end_m_block(p, tile.n_block) - 1) * BLOCK_M;
     int row = last_row;  // where CAUSAL
     int left = Walk(p, tile).left;
     bool started = false;
@@ -223,6 +236,10 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
             const int key = first_key + own_row + lane / 4;
             const int first = (CAUSAL ? key - shift - row : -NEVER) - column;
             mask(s, key < p.seqlen_k ? first : NEVER, key + 8 < p.seqlen_k ? first + 8 : NEVER);
+        }
+        if (WINDOW && row + BLOCK_M - 1 > first_key + p.window_left - shift) {
+            const int end = first_key + own_row + lane / 4 + p.window_left + 1 - shift - row - column;
+            mask_after(s, end, end + 8);
         }
         exponentiate(s, p.scale_log2, shared.lse(progress.steps().stage()) + column * 4);
     };
@@ -321,6 +338,17 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     store_rows(p, dk, p.scale, p.grad_key, p.grad_key_stride, again, consumer);
 }
 
+// Keys that no row sees, which are not loaded.
+__device__ __forceinline__ void skip_tile(const Parameters& p, const Shared& shared, const Tile& tile, int consumer,
+                                          const Progress& progress) {
+    ptx::mbarrier_wait(shared.key_full(), progress.tiles().stage());
+    ptx::mbarrier_wait(shared.value_full(), progress.tiles().stage());
+    release(shared.keys_empty());
+    float zeros[HEAD_DIM / 2] = {};
+    store_rows(p, zeros, 0.f, p.grad_value, p.grad_value_stride, tile, consumer);
+    store_rows(p, zeros, 0.f, p.grad_key, p.grad_key_stride, tile, consumer);
+}
+
 __device__ __forceinline__ void consume(const Parameters& p, const Shared& shared, int consumer) {
     Progress progress;
 #pragma unroll 1
@@ -328,7 +356,11 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
         ptx::mbarrier_wait(shared.tile_full(progress.tiles().stage()), progress.tiles().parity());
         const Tile tile = read_tile(shared, progress.tiles().stage());
         if (tile.n_block < 0) break;
-        consume_tile(p, shared, tile, consumer, progress);
+        if (WINDOW && Walk(p, tile).left == 0) {
+            skip_tile(p, shared, tile, consumer, progress);
+        } else {
+            consume_tile(p, shared, tile, consumer, progress);
+        }
         release(shared.tile_empty(progress.tiles().stage()));
         progress.tile();
     }

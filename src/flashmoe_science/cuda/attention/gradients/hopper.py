@@ -29,7 +29,7 @@ from flashmoe_science.errors import CaptureError, InputError
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 _MAIN = struct.Struct("7Q")  # grad_key, grad_value, lse_log2, delta, sums, turns, ticket
-_MAIN_REST = struct.Struct("2f 10i 6q")
+_MAIN_REST = struct.Struct("2f 10i 6q i 4x")
 _MAIN_AT = 5 * MAP_BYTES
 _CONVERT = struct.Struct("3Q")  # sums, lse_log2, grad_query
 _CONVERT_REST = struct.Struct("3q f 4i 4x")
@@ -46,6 +46,7 @@ def choose(problem: BackwardProblem, device: Device) -> Choice | None:
         seqlen_q=problem.seqlen_q,
         seqlen_k=problem.seqlen_k,
         query=problem.needs.query,
+        window=problem.window_left >= 0,
     )
     return Choice(GradientKind.HOPPER, tile, "TMA and wgmma kernel, one pass with dQ added in a fixed order")
 
@@ -60,6 +61,10 @@ def _refusal(problem: BackwardProblem) -> str | None:
         return f"head_dim is {problem.head_dim}, and it takes at most {configs.HEAD_DIMS[-1]}"
     if not (problem.needs.key and problem.needs.value):
         return "it makes the gradients of keys and values, of which not both are needed"
+    if problem.softcap != 0:
+        return "it takes no cap"
+    if problem.window_right >= 0 or (problem.window_left >= 0 and not problem.causal):
+        return "it takes a window with a causal mask alone"
     return wgmma.why_not_problem(problem)
 
 
@@ -89,6 +94,7 @@ def main_kernel(tile: HopperBackward, dtype: torch.dtype, *, draws_first: bool =
         "HEAD_DIM": tile.head_dim,
         "BLOCK_M": tile.block_m,
         "CAUSAL": int(tile.causal),
+        "WINDOW": int(tile.window),
         "CONVERTS": int(tile.converts),
         "STAGGERED": int(tile.staggered),
         "DRAWS_FIRST": int(draws_first),
@@ -114,6 +120,8 @@ def check(problem: BackwardProblem, configuration: Any) -> None:
         (configuration.converts and (not convertible or configuration.wide))
         or (configuration.staggered and problem.causal)
         or (configuration.wide and configuration.head_dim != 128)
+        or configuration.window != (problem.causal and problem.window_left >= 0)
+        or (configuration.window and configuration.wide)
     ):
         raise InputError(f"{configuration} was chosen for another problem: choose again")
     refusal = _refusal(problem)
@@ -176,6 +184,7 @@ def plan(
         problem.head_dim,
         *problem.grad_key_strides,
         *problem.grad_value_strides,
+        min(problem.window_left, problem.seqlen_k),
     )
 
     element = problem.dtype.itemsize

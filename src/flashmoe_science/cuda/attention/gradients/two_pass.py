@@ -51,6 +51,8 @@ def _refusal(problem: BackwardProblem) -> str | None:
         return f"head_dim is {problem.head_dim}, and it takes {configs.LEAST_HEAD_DIM} to {configs.HEAD_DIMS[-1]}"
     if problem.needs.key != problem.needs.value:
         return "it makes the gradients of keys and values together, of which only one is needed"
+    if not problem.is_plain:
+        return "it takes no window and no cap"
     return wgmma.why_not_problem(problem)
 
 

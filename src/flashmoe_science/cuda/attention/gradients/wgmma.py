@@ -31,9 +31,9 @@ Maps = tuple[TensorMap, TensorMap, TensorMap, TensorMap]
 
 
 def why_not_problem(problem: BackwardProblem) -> str | None:
-    """Why none of them can do the problem on any GPU, whatever its head dimension and the gradients it needs."""
-    if not problem.is_plain:
-        return "it takes no window and no cap"
+    """Why none of them can do the problem on any GPU, whatever its head dimension, the gradients it needs, its window
+    and its cap.
+    """
     if problem.softmax_scale <= 0:
         return f"softmax_scale is {problem.softmax_scale:g}, and it needs a positive one"
     if problem.seqlen_q == 0 or problem.seqlen_k == 0:

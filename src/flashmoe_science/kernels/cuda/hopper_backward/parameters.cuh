@@ -6,9 +6,10 @@
 
 namespace backward {
 
-// Macros from the configuration (configs/): HEAD_DIM, BLOCK_M, CAUSAL, CONVERTS, STAGGERED. Of the launch: DRAWS_FIRST.
+// Macros from the configuration (configs/): HEAD_DIM, BLOCK_M, CAUSAL, WINDOW, CONVERTS, STAGGERED. Of the launch: DRAWS_FIRST.
 static_assert(!(STAGGERED && (CAUSAL || CONVERTS)), "tiles are of one length");
 static_assert(!(STAGGERED && DRAWS_FIRST), "staggered tiles are dealt out");
+static_assert(CAUSAL || !WINDOW, "a window ends at the diagonal");
 constexpr int WARPGROUP = 128;
 constexpr int ROWS = 64;       // of the keys, per consumer warpgroup: wgmma's M
 constexpr int CONSUMERS = 2;
@@ -57,6 +58,7 @@ struct Parameters {
     int head_dim;
     int64 grad_key_stride[3];    // of batch, head and row, in elements
     int64 grad_value_stride[3];
+    int window_left;      // where WINDOW: how many keys before its diagonal a row sees
 };
 
 }  // namespace backward

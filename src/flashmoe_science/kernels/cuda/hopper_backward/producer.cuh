@@ -58,6 +58,12 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
             ptx::bulk_load(shared.delta(ring.stage()), p.delta + statistic, STATISTIC_BYTES, shared.gradient_full(ring.stage()));
             ring.advance();
         }
+        if (WINDOW && keys) {  // no row sees them
+            wait_for_predecessor();  // it zeroes the ticket
+            ptx::mbarrier_wait(shared.keys_empty(), slot.count & 1);
+            ptx::mbarrier_arrive(shared.key_full());
+            ptx::mbarrier_arrive(shared.value_full());
+        }
         // Staggered tiles also wait for later ones of their head. Those must not be drawn ahead by who waits for them.
         const int given = DRAWS_FIRST ? 0 : static_cast<int>(gridDim.x);
         index = STAGGERED ? index + given : given + atomicAdd(p.ticket, 1);

@@ -110,6 +110,42 @@ def test_a_block_that_is_alone_on_the_gpu_waits_for_no_other(
     check_gradients(tile, head_dim, heads, lengths, 3, stream=OF_PRIORITY)
 
 
+@NEEDS_COMPILER
+@pytest.mark.parametrize("window", [0, 1, 30, 64, 100, 127, 128, 129, 1000])
+@pytest.mark.parametrize(
+    ("head_dim", "heads", "lengths", "blocks", "stream"),
+    [
+        (64, (4, 2), (300, 300), 3, 0),
+        (64, (2, 2), (330, 520), 2, OF_PRIORITY),
+        (128, (2, 1), (200, 200), 2, 0),
+        (120, (2, 1), (130, 300), 1, 0),
+    ],
+)
+def test_windows(
+    window: int, head_dim: int, heads: tuple[int, int], lengths: tuple[int, int], blocks: int, stream: int
+) -> None:
+    tile = HopperBackward(64 if head_dim <= 64 else 128, True, converts=True, window=True)
+    check_gradients(tile, head_dim, heads, lengths, blocks, stream, window)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("lengths", "window", "blocks"),
+    [
+        ((500, 200), 40, 3),  # rows without keys
+        ((60, 600), 20, 2),  # keys without rows: four blocks of them come first
+        ((1, 700), 300, 4),
+        ((130, 520), 0, 1),
+    ],
+)
+def test_windows_beside_rows_or_keys(
+    head_dim: int, lengths: tuple[int, int], window: int, blocks: int
+) -> None:
+    tile = HopperBackward(head_dim, True, converts=True, window=True)
+    check_gradients(tile, head_dim, (2, 1), lengths, blocks, 0, window)
+
+
 def check_gradients(
     tile: HopperBackward,
     head_dim: int,
@@ -117,13 +153,17 @@ def check_gradients(
     lengths: tuple[int, int],
     blocks: int,
     stream: int,
+    window: int = -1,
 ) -> None:
     (of_query, of_key), (seqlen_q, seqlen_k), causal = heads, lengths, tile.causal
     torch.manual_seed(0)
     query, grad_output = (torch.randn(1, of_query, seqlen_q, head_dim).bfloat16() for _ in range(2))
     key, value = (torch.randn(1, of_key, seqlen_k, head_dim).bfloat16() for _ in range(2))
     case = backward_case(
-        query, key, value, grad_output, causal=causal, grad_lse=torch.randn(1, of_query, seqlen_q)
+        *(query, key, value, grad_output),
+        causal=causal,
+        grad_lse=torch.randn(1, of_query, seqlen_q),
+        window=(window, -1),
     )
     assert case.grad_lse is not None
     problem = _problem(
@@ -132,6 +172,7 @@ def check_gradients(
         causal,
         None,
         Needs(True, True, True),
+        window=(window, -1),
     )
     planned = hopper.plan(problem, tile, dataclasses.replace(H200, multiprocessors=blocks))
     workspace = torch.full((planned.workspace_bytes + 256,), 0xFF, dtype=torch.uint8)
