@@ -51,18 +51,27 @@ LONG = [
     ((170, 300), 128, False, True),
     ((300, 130), 120, True, False),
     ((130, 420), 128, False, False),
+    ((200, 450), 128, True, True, 70),
+    ((300, 200), 64, True, False, 100),
 ]
 """Of the Hopper kernel's tiles for more keys than are checked here, with `LONG_TILES`."""
 LONG_TILES = [
     HopperBackward(128, False, wide=True),
     HopperBackward(128, True, wide=True),
     HopperBackward(128, False, staggered=True),
+    *(HopperBackward(head_dim, True, converts=True, window=True) for head_dim in (128, 64)),
 ]
 NEEDS = [ALL, ALL, Needs(True, False, False), ALL, ALL, Needs(False, True, True)]
 
 
 def made(
-    lengths: tuple[int, int], head_dim: int, causal: bool, with_lse: bool, dtype: torch.dtype
+    lengths: tuple[int, int],
+    head_dim: int,
+    causal: bool,
+    with_lse: bool,
+    window: int = -1,
+    *,
+    dtype: torch.dtype,
 ) -> Backward:
     """A call on the CPU, with what is right."""
     generator = torch.Generator().manual_seed(sum(lengths) + head_dim)
@@ -78,6 +87,7 @@ def made(
         normal(4, seqlen_q),
         causal=causal,
         grad_lse=torch.randn(1, 4, seqlen_q, generator=generator) if with_lse else None,
+        window=(window, -1),
     )
 
 
@@ -93,7 +103,12 @@ def differentiate(case: Backward, needs: Needs, choice: Choice) -> Gradients:
     tensors = (case.grad_output, case.query, case.key, case.value, case.output, case.lse)
     on_gpu = [tensor.cuda() for tensor in tensors]
     return backward(
-        *on_gpu, grad_lse, causal=case.causal, softmax_scale=case.scale, needs=needs, choice=choice
+        *(*on_gpu, grad_lse),
+        causal=case.causal,
+        softmax_scale=case.scale,
+        needs=needs,
+        window=case.window,
+        choice=choice,
     )
 
 
@@ -123,7 +138,7 @@ def main() -> None:
     kinds = [GradientKind(name) for name in sys.argv[1:]] or list(GradientKind)
     launches: Counter[str] = Counter()
     for index, (given, needs) in enumerate(zip(CALLS, NEEDS, strict=True)):
-        case = made(*given, (torch.bfloat16, torch.float16)[index % 2])
+        case = made(*given, dtype=(torch.bfloat16, torch.float16)[index % 2])
         for kind in kinds:
             choice = choose(case, needs, kind)
             if choice is None:
@@ -140,7 +155,7 @@ def main() -> None:
                     launches["portable, the other number of passes"] += 1
     if launches[GradientKind.HOPPER.value]:
         for given, tile in zip(LONG, LONG_TILES, strict=True):
-            assert_right(made(*given, torch.bfloat16), ALL, Choice(GradientKind.HOPPER, tile, ""))
+            assert_right(made(*given, dtype=torch.bfloat16), ALL, Choice(GradientKind.HOPPER, tile, ""))
             launches["hopper, long"] += 1
     torch.cuda.synchronize()
     assert launches

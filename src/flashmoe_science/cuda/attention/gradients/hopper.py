@@ -64,7 +64,7 @@ def _refusal(problem: BackwardProblem) -> str | None:
     if problem.softcap != 0:
         return "it takes no cap"
     if problem.window_right >= 0 or (problem.window_left >= 0 and not problem.causal):
-        return "it takes a window with a causal mask alone"
+        return "it takes a window only with a causal mask"
     return wgmma.why_not_problem(problem)
 
 

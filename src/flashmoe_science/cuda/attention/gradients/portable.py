@@ -57,7 +57,7 @@ def choose(problem: BackwardProblem, device: Device) -> Choice | None:
         return Choice(
             GradientKind.PORTABLE,
             configuration.with_features(features(problem)),
-            "mma.sync kernels, which alone take a window or a cap",
+            "mma.sync kernels, which take every window and cap",
         )
     if problem.seqlen_k < configuration.least_keys or not _keeps_turns_moving(problem, configuration, device):
         configuration = dataclasses.replace(configuration, single=None)

@@ -111,7 +111,7 @@ def test_a_block_that_is_alone_on_the_gpu_waits_for_no_other(
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("window", [0, 1, 30, 64, 100, 127, 128, 129, 1000])
+@pytest.mark.parametrize("window", [0, 1, 30, 64, 100, 126, 127, 128, 129, 1000])
 @pytest.mark.parametrize(
     ("head_dim", "heads", "lengths", "blocks", "stream"),
     [
@@ -139,10 +139,11 @@ def test_windows(
         ((130, 520), 0, 1),
     ],
 )
+@pytest.mark.parametrize("converts", [False, True])
 def test_windows_beside_rows_or_keys(
-    head_dim: int, lengths: tuple[int, int], window: int, blocks: int
+    converts: bool, head_dim: int, lengths: tuple[int, int], window: int, blocks: int
 ) -> None:
-    tile = HopperBackward(head_dim, True, converts=True, window=True)
+    tile = HopperBackward(head_dim, True, converts=converts, window=True)
     check_gradients(tile, head_dim, (2, 1), lengths, blocks, 0, window)
 
 

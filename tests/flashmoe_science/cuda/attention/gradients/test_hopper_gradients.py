@@ -67,6 +67,12 @@ def test_it_takes_what_tma_can_read_on_sm_90() -> None:
         (LONG, configs.HopperBackward(128, True, wide=True)),
         ({**LONG, "seqlen_q": 256}, configs.HopperBackward(128, True, converts=True)),
         ({"seqlen_k": 8192}, configs.HopperBackward(64, True, converts=True)),
+        ({"window_left": 0}, configs.HopperBackward(64, True, converts=True, window=True)),
+        (
+            {"window_left": 30, "needs": Needs(False, True, True)},
+            configs.HopperBackward(64, True, window=True),
+        ),
+        ({**LONG, "window_left": 4095}, configs.HopperBackward(128, True, converts=True, window=True)),
     ],
 )
 def test_tiles_follow_what_is_asked(change: dict[str, object], tile: configs.HopperBackward) -> None:
@@ -80,7 +86,12 @@ def test_tiles_of_another_problem_are_refused() -> None:
     """Nobody would wait for ever, or write where nothing is asked for."""
     full = dataclasses.replace(PROBLEM, causal=False)
     only_keys = dataclasses.replace(PROBLEM, needs=Needs(False, True, True))
+    windowed = dataclasses.replace(PROBLEM, window_left=30)
     for problem, tile in (
+        (PROBLEM, configs.HopperBackward(64, True, converts=True, window=True)),
+        (full, configs.HopperBackward(64, False, window=True)),
+        (windowed, configs.HopperBackward(64, True, converts=True)),
+        (windowed, configs.HopperBackward(128, True, wide=True, window=True)),
         (PROBLEM, configs.HopperBackward(64, True, staggered=True)),
         (full, configs.HopperBackward(64, False, converts=True)),
         (only_keys, configs.HopperBackward(64, True, converts=True)),
@@ -108,6 +119,10 @@ def test_tiles_of_another_problem_are_refused() -> None:
         ({"needs": Needs(True, False, True)}, "not both are needed"),
         ({"batch": 20000}, "more than 65535 heads"),
         ({"grad_output_strides": (0, 128 * 64, 64)}, "expanded dimension"),
+        ({"softcap": 2.0}, "it takes no cap"),
+        ({"softcap": 2.0, "window_left": 5}, "it takes no cap"),
+        ({"causal": False, "window_left": 5}, "it takes a window only with a causal mask"),
+        ({"causal": False, "window_right": 0}, "it takes a window only with a causal mask"),
     ],
 )
 def test_it_says_why_it_does_not_take_a_call(change: dict[str, object], reason: str) -> None:

@@ -86,7 +86,7 @@ def test_nothing_of_what_a_window_hides_reaches_a_gradient(
 
 
 @pytest.mark.parametrize("change", [{"window_left": 5}, {"window_right": 5}, {"softcap": 2.0}])
-def test_a_window_or_a_cap_takes_these_kernels_alone(change: dict[str, Any]) -> None:
+def test_a_window_without_a_mask_or_a_cap_takes_these_kernels_alone(change: dict[str, Any]) -> None:
     problem = dataclasses.replace(problem_of(case_of(head_dim=128, causal=False)), **change)
     choice = select(problem, H200)
     assert choice.kernel is GradientKind.PORTABLE

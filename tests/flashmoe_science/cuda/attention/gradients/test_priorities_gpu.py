@@ -20,14 +20,14 @@ from flashmoe_science import flash_attention
 leaves = [torch.randn(4, 16, 2048, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
 gradient = torch.randn(4, 16, 2048, 128, device="cuda", dtype=torch.bfloat16)
 streams = [torch.cuda.Stream(priority=priority) for priority in (0, -1, -2)]
-for causal in (False, True):
-    output = flash_attention(*leaves, causal=causal)
+for options in ({}, {"causal": True}, {"causal": True, "window": (300, 0)}):
+    output = flash_attention(*leaves, **options)
     expected = torch.autograd.grad(output, leaves, gradient, retain_graph=True)
     results = []
     torch.cuda.synchronize()
     for round, stream in itertools.product(range(40), streams):
         with torch.cuda.stream(stream):
-            own = flash_attention(*leaves, causal=causal)
+            own = flash_attention(*leaves, **options)
             results.append(torch.autograd.grad(own, leaves, gradient))
     torch.cuda.synchronize()
     for result in results:

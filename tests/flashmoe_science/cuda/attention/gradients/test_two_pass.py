@@ -77,6 +77,8 @@ def test_a_pass_that_is_not_needed_does_not_keep_it_from_a_call(needs: Needs) ->
         ({"needs": Needs(True, False, True)}, "only one is needed"),
         ({"batch": 20000}, "more than 65535 heads"),
         ({"grad_output_strides": (0, 128 * 256, 256)}, "expanded dimension"),
+        ({"window_left": 5}, "it takes no window and no cap"),
+        ({"softcap": 2.0}, "it takes no window and no cap"),
     ],
 )
 def test_it_says_why_it_does_not_take_a_call(change: dict[str, object], reason: str) -> None:
