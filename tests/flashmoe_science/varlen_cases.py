@@ -218,4 +218,4 @@ def _with_spare_rows(query: torch.Tensor, rows: int) -> torch.Tensor:
 def forget_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nothing had been called yet: what a test replaces is asked for anew."""
     monkeypatch.setattr(launch, "_runs", {})
-    monkeypatch.setattr(launch, "_thread", launch._OfThread())
+    monkeypatch.setattr(launch, "of_thread", launch._OfThread())

@@ -1,6 +1,6 @@
 """Repeated calls as one built-in function (`kernels/host/repeated_call.cpp`), compiled at first use.
 
-It takes what `repeat` knows of a call, and where a launch's addresses go. Where there is no C++ compiler the same is
+It takes what `repeat` knows of calls, and where a launch's addresses go. Where there is no C++ compiler the same is
 done in Python: as right, in more than twice the time.
 """
 
@@ -11,11 +11,12 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import GetSetDescriptorType
 from typing import Any
 
 import torch
 
-from flashmoe_science.alike import Matches
+from flashmoe_science.alike import Matches, private_guards
 from flashmoe_science.cuda.choice import asked_for
 from flashmoe_science.cuda.driver import library
 from flashmoe_science.cuda.launch import Launcher
@@ -24,28 +25,29 @@ from flashmoe_science.cuda.tickets import TicketPool
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
+from flashmoe_science.torch_private import dispatch_modes
 
 OVERRIDE_VARIABLE = "FLASHMOE_REPEATED_CALLS"
 _SOURCE = Path(__file__).resolve().parents[1] / "kernels" / "host" / "repeated_call.cpp"
 _METHOD = "flashmoe_repeated_call_method"
 _MOST_TENSORS = 16
+_OPTIONS = 7
 _ANY = -1
 _CHOICES = ("native", "python")
 _DEFAULT = "native"
+_DESCRIPTOR_GET = 54  # Py_tp_descr_get
 
-RepeatedCall = Callable[[tuple[Any, ...], tuple[object, ...], int, int], Any]
-"""The results of a call, of all inputs, all options, max_seqlen_q and max_seqlen_k; None, and nothing was done, for one
-that is not like the one before, or has to be made another way."""
+Attempt = Callable[..., Any]
+"""The results of a call, of all inputs, all options, max_seqlen_q and max_seqlen_k, one after another; None, and
+nothing was done, for one that is like none that the thread knows, or has to be made another way."""
 
 
-class Fields(ctypes.Structure):
+class _Call(ctypes.Structure):
     """`RepeatedCall` of the source."""
 
     _fields_ = (
-        *(
-            (name, ctypes.py_object)
-            for name in ("is_nested", "is_scarce", "data_ptr", "causal", "return_lse")
-        ),
+        ("owner", ctypes.c_void_p),
+        ("options", ctypes.py_object * _OPTIONS),
         *(
             (name, ctypes.py_object)
             for name in ("matches", "allocate", "layout", "lse_layout", "stream_of", "device")
@@ -60,12 +62,22 @@ class Fields(ctypes.Structure):
             for name in ("stream", "argument", "is_capturing", "launch", "config", "function", "arguments")
         ),
         ("given", ctypes.c_int64),
-        ("absent", ctypes.c_int64),
-        *(
-            (name, ctypes.c_int64 * _MOST_TENSORS)
-            for name in ("index_given", "index_absent", "word", "unaligned")
-        ),
+        ("given_bits", ctypes.c_int64),
+        *((name, ctypes.c_int64 * _MOST_TENSORS) for name in ("index_given", "word", "unaligned")),
         *((name, ctypes.c_int64) for name in ("output", "output_word", "lse_word")),
+    )
+
+
+class _Known(ctypes.Structure):
+    """`KnownCalls` of the source."""
+
+    _fields_ = (
+        *((name, ctypes.py_object) for name in ("modes", "is_nested", "is_scarce", "nested")),
+        ("nested_of", ctypes.c_void_p),
+        *((name, ctypes.py_object) for name in ("data_ptr", "tensor_type")),
+        ("address_of", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("inputs", "count", "latest")),
+        ("calls", ctypes.c_void_p),
     )
 
 
@@ -105,20 +117,23 @@ class Kind:
     max_seqlen_q: int
 
 
+@dataclass(frozen=True)
+class RepeatedCall:
+    """What makes calls of a kind. It belongs to the thread that owns the launcher."""
+
+    fields: _Call
+    target: Target
+    """Kept, as the fields point into it."""
+
+
 def repeated_call(kind: Kind, target: Target) -> RepeatedCall | None:
-    """The function that makes such calls; None where there is none. It is for the thread that owns the launcher."""
-    method = _method()
-    if method is None or len(kind.inputs) > _MOST_TENSORS:
+    """None where there is no function that could make it."""
+    if _method() is None or len(kind.inputs) > _MOST_TENSORS:
         return None
     launcher, index = target.launcher, {name: position for position, name in enumerate(kind.inputs)}
-    absent = [name for name in kind.inputs if name not in kind.given]
     several = torch.cuda.is_available() and torch.cuda.device_count() > 1
-    fields = Fields(
-        is_nested="is_nested",
-        data_ptr=torch.Tensor.data_ptr,
-        is_scarce="is_scarce",
-        causal=kind.options[0],
-        return_lse=kind.options[5],
+    fields = _Call(
+        options=kind.options,
         matches=kind.matches,
         allocate=kind.allocate,
         layout=tuple(kind.output),
@@ -137,7 +152,7 @@ def repeated_call(kind: Kind, target: Target) -> RepeatedCall | None:
         function=launcher.function.value,
         arguments=ctypes.addressof(launcher.arguments),
         given=len(kind.given),
-        absent=len(absent),
+        given_bits=sum(1 << index[name] for name in kind.given),
         output=kind.given.index("out") if "out" in kind.given else -1,
         output_word=target.words["output"],
         lse_word=target.words["lse"],
@@ -150,14 +165,84 @@ def repeated_call(kind: Kind, target: Target) -> RepeatedCall | None:
         fields.index_given[position] = index[name]
         fields.word[position] = target.words[name]
         fields.unaligned[position] = target.alignments.get(name, 1) - 1
-    for position, name in enumerate(absent):
-        fields.index_absent[position] = index[name]
-    new_function = ctypes.pythonapi.PyCFunction_NewEx
-    new_function.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-    new_function.restype = ctypes.py_object
+    call = RepeatedCall(fields, target)
+    fields.owner = id(call)  # a reference would be a cycle
+    return call
+
+
+class KnownCalls:
+    """The repeated calls of a thread."""
+
+    def __init__(self, inputs: int) -> None:
+        """`inputs`: how many a call has, those that are None included."""
+        self.attempt: Attempt | None = None
+        """Makes those that are known; None where there never were any."""
+        self._inputs = inputs
+        self._fields: _Known | None = None
+        self._kept: list[object] = []
+        """What the fields point to: the function keeps it, too."""
+
+    def know(self, calls: Sequence[RepeatedCall]) -> None:
+        """These and no others, of which no two have the same options and kinds of inputs. The last is tried first."""
+        if self._fields is None:
+            if not calls:
+                return
+            self._fields, self.attempt = _attempt(self._inputs, self._kept)
+        addresses = (ctypes.c_void_p * len(calls))(*(ctypes.addressof(call.fields) for call in calls))
+        self._fields.count = 0  # what is let go is looked at no more
+        self._kept[:] = [calls, addresses]
+        self._fields.calls = ctypes.addressof(addresses)
+        self._fields.count, self._fields.latest = len(calls), max(len(calls) - 1, 0)
+
+
+def _attempt(inputs: int, kept: list[object]) -> tuple[_Known, Attempt]:
+    """A function that makes the calls that its fields say: none yet. It keeps what the list has."""
+    fields = _Known(
+        modes=dispatch_modes,
+        is_nested="is_nested",
+        is_scarce="is_scarce",
+        data_ptr=torch.Tensor.data_ptr,
+        tensor_type=torch.Tensor,
+        address_of=address_of_tensor(),
+        inputs=inputs,
+    )
+    nested: object = torch.Tensor.is_nested
+    if type(nested) is GetSetDescriptorType:
+        fields.nested = nested
+        fields.nested_of = _python("PyType_GetSlot", ctypes.c_void_p, ctypes.py_object, ctypes.c_int)(
+            type(nested), _DESCRIPTOR_GET
+        )
+    new_function = _python(
+        "PyCFunction_NewEx", ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p
+    )
     # The tuple is the function's `self`, and keeps alive what the fields point to.
-    function: RepeatedCall = new_function(method, (ctypes.addressof(fields), fields, target), None)
-    return function
+    function: Attempt = new_function(_method(), (ctypes.addressof(fields), fields, kept), None)
+    return fields, function
+
+
+@functools.cache
+def _python(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of Python's own."""
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
+
+
+@functools.cache
+def address_of_tensor() -> int | None:
+    """The address of a function of C from a tensor, of no subclass, to the address of its first element.
+
+    PyTorch made it for its compiled code. None where it is absent, or gives something else.
+    """
+    address = getattr(private_guards(), "_torchinductor_pyobject_tensor_data_ptr", None)
+    if type(address) is not int:
+        return None
+    with torch.inference_mode(False), torch.enable_grad():
+        like = torch.empty(3, dtype=torch.float32, device="cpu")
+        tensors = like, like[1:]
+    if any(type(tensor) is not torch.Tensor for tensor in tensors):
+        return None  # it would end the process
+    expected = [tensor.data_ptr() for tensor in tensors]
+    asked = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(address)
+    return address if [asked(tensor) for tensor in tensors] == expected else None
 
 
 def _address(function: Any) -> int | None:

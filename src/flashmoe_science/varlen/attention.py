@@ -7,6 +7,8 @@ from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science.direct import all_direct, has_own_layout
 from flashmoe_science.operators.varlen import VARLEN
+from flashmoe_science.torch_private import forward_levels
+from flashmoe_science.varlen import launch as launching
 from flashmoe_science.varlen.arguments import Inputs, Options, check, check_out
 from flashmoe_science.varlen.launch import launch, reject_gradients, repeated
 
@@ -107,6 +109,34 @@ def attention_varlen(
     arXiv:2309.06180; Dao et al., FlashAttention (2022), arXiv:2205.14135; Xiao et al., Efficient Streaming Language
     Models with Attention Sinks (2023), arXiv:2309.17453; Press et al., Train Short, Test Long (2021), arXiv:2108.12409.
     """
+    attempt = None if is_dynamo_compiling() else launching.of_thread.steady.attempt
+    if attempt is not None and forward_levels._current_level < 0:
+        results = attempt(
+            query,
+            key,
+            value,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            block_table,
+            seqused_k,
+            sinks,
+            alibi_slopes,
+            out,
+            key_scale,
+            value_scale,
+            tree_mask,
+            causal,
+            window,
+            softcap,
+            softmax_scale,
+            split_keys,
+            return_lse,
+            chunk,
+            max_seqlen_q,
+            max_seqlen_k,
+        )
+        if results is not None:
+            return results  # type: ignore[no-any-return]
     given = (
         query,
         key,

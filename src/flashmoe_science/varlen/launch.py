@@ -21,7 +21,7 @@ from flashmoe_science.cpu import varlen as cpu
 from flashmoe_science.cpu.library import allocate as allocate_on_cpu
 from flashmoe_science.cuda import varlen as cuda
 from flashmoe_science.cuda.repeat import Layout, cuda_allocator, current_device
-from flashmoe_science.cuda.steady import Kind, RepeatedCall, repeated_call
+from flashmoe_science.cuda.steady import Kind, KnownCalls, RepeatedCall, repeated_call
 from flashmoe_science.errors import DeviceError, InputError
 from flashmoe_science.plans import keep
 from flashmoe_science.torch_private import dispatch_modes, forward_levels
@@ -64,18 +64,18 @@ class _Call(NamedTuple):
     repeat: Callable[[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor | None], None]
     """See `problem.Repeat`."""
     steady: RepeatedCall | None
-    """The same in one function, for tensors that do not require a gradient."""
+    """The same for `steady`, for tensors that do not require a gradient."""
 
 
 class _OfThread(threading.local):
     def __init__(self) -> None:
-        self.steady: dict[tuple[object, ...], RepeatedCall] = {}
-        """By options: what makes calls like the last one with them, without a line of Python."""
+        self.steady = KnownCalls(len(Inputs._fields))
+        """Makes calls like those of `recent` without a line of Python, where it can."""
         self.recent: dict[tuple[object, ...], _Call] = {}
         """By options, and by which inputs are not None."""
 
 
-_thread = _OfThread()
+of_thread = _OfThread()
 
 
 def repeated(
@@ -89,16 +89,10 @@ def repeated(
     """
     if forward_levels._current_level >= 0 or dispatch_modes():
         return None
-    thread = _thread
     try:
-        steady = thread.steady.get(options) if thread.steady else None
-        if steady is not None:
-            results = steady(inputs, options, max_seqlen_q, max_seqlen_k)
-            if results is not None:
-                return results  # type: ignore[no-any-return]
         # As `_key`, without its frame.
         _, _, _, _, key_starts, table, lengths, sinks, slopes, out, key_scale, value_scale, tree = inputs
-        call = thread.recent.get(
+        call = of_thread.recent.get(
             (
                 options,
                 key_starts is None,
@@ -127,7 +121,7 @@ def repeated(
             layout,
             lse_layout,
             repeat,
-            other,
+            _,
         ) = call
         tensors = given(inputs)
         for tensor in tensors:
@@ -150,8 +144,6 @@ def repeated(
     except (ValueError, RuntimeError):
         # A bound that is no number: the checks say so.
         return None
-    if other is not steady and other is not None:
-        thread.steady[options] = other  # of as many options as there were before
     if out is None:
         out = allocate(*layout)
     if lse_layout is None:
@@ -274,11 +266,9 @@ def _remember(inputs: Inputs, options: Options, run: Run, sizes: Sizes, made: Te
         repeat=_by_run(run, sizes, names) if repeat is None else repeat.call,
         steady=steady,
     )
-    keep(_thread.recent, _key(inputs, tuple(options)), call, _MAX_RECENT)
-    if steady is None:
-        _thread.steady.pop(tuple(options), None)
-    else:
-        keep(_thread.steady, tuple(options), steady, _MAX_RECENT)
+    recent = of_thread.recent
+    keep(recent, _key(inputs, tuple(options)), call, _MAX_RECENT)
+    of_thread.steady.know([each.steady for each in recent.values() if each.steady is not None])
 
 
 def _by_run(

@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 import torch
 from emulated import NEEDS_COMPILER
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 from flashmoe_science.alike import dense_matcher, never
 from flashmoe_science.cuda import launch as launching
 from flashmoe_science.cuda import steady
 from flashmoe_science.cuda.launch import Launcher
 from flashmoe_science.cuda.repeat import Layout
-from flashmoe_science.cuda.steady import Kind, RepeatedCall, Target, repeated_call
+from flashmoe_science.cuda.steady import Kind, KnownCalls, RepeatedCall, Target, repeated_call
 from flashmoe_science.errors import InputError
 
 pytestmark = NEEDS_COMPILER
@@ -28,7 +31,9 @@ NAMES = ("query", "key", "sinks", "out")
 WORDS = {"query": 0, "key": 1, "output": 2, "out": 2, "lse": 3, "sinks": 4}
 OPTIONS = (True, (-1, -1), 0.0, None, None, False, 0)
 STREAM = 77
+PYTHON = steady._python
 DRIVER = ctypes.CFUNCTYPE(ctypes.c_int, *(ctypes.c_void_p,) * 4)
+Attempt = Callable[..., Any]
 CAPTURES = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
 
 
@@ -70,18 +75,30 @@ class Machine:
         lse: bool = False,
         alignment: int = 16,
         stream: int = STREAM,
+    ) -> Attempt:
+        return attempt(self.made_like(inputs, lse=lse, alignment=alignment, stream=stream))
+
+    def made_like(
+        self,
+        inputs: tuple[torch.Tensor | None, ...],
+        *,
+        lse: bool = False,
+        alignment: int = 16,
+        stream: int = STREAM,
+        options: tuple[Any, ...] = OPTIONS,
+        bounds: range = range((1 << 31) - 1),
     ) -> RepeatedCall:
         given = [name for name, tensor in zip(NAMES, inputs, strict=True) if tensor is not None]
         tensors = [tensor for tensor in inputs if tensor is not None]
         matches = dense_matcher(*tensors)
         if matches is never:
             pytest.skip("this torch has no TensorGuards, or others than ours")
-        target = Target(self.launcher, WORDS, {"query": alignment}, self.counters, 0)
+        target = Target(self.launcher.twin(), WORDS, {"query": alignment}, self.counters, 0, bounds)
         target.stream.value = stream
         kind = Kind(
             NAMES,
             given,
-            (*OPTIONS[:5], lse, 0),
+            (*options[:5], lse, *options[6:]),
             matches,
             lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype),
             Layout((3, 4), (4, 1), torch.float32),
@@ -91,6 +108,15 @@ class Machine:
         made = repeated_call(kind, target)
         assert made is not None
         return made
+
+
+def attempt(*calls: RepeatedCall) -> Attempt:
+    """Of all inputs and all options, each as a tuple, and of both bounds."""
+    thread_calls = KnownCalls(len(NAMES))
+    thread_calls.know(calls)
+    function = thread_calls.attempt
+    assert function is not None
+    return lambda inputs, options, *bounds: function(*inputs, *options, *bounds)
 
 
 @pytest.fixture
@@ -166,6 +192,227 @@ def test_another_call_is_left_to_python(machine: Machine, other: str) -> None:
     assert call(inputs(), OPTIONS, 1, 41) is not None
 
 
+def test_calls_of_several_kinds_are_known_at_once(machine: Machine) -> None:
+    window = (*OPTIONS[:1], (7, 0), *OPTIONS[2:])
+    kinds = [
+        (inputs(), OPTIONS),
+        (inputs(sinks=True), OPTIONS),
+        (inputs(), window),
+        (inputs(out=True), window),
+    ]
+    made = [machine.made_like(given, options=options) for given, options in kinds]
+    call = attempt(*made[:2])
+    for _ in range(2):
+        for given, options in kinds:
+            results = call(given, options, 1, 40)
+            assert (results is not None) == (options is OPTIONS)
+    call = attempt(*made)
+    for given, options in 2 * kinds + 2 * kinds[::-1] + 2 * kinds[:1]:
+        assert call(given, options, 1, 40) is not None
+        assert machine.launched[-1][:2] == (address(given[0]), address(given[1]))
+        assert machine.launched[-1][4] == address(given[2])
+    assert call(inputs(sinks=True), window, 1, 40) is None
+
+
+def test_bounds_say_which_of_two_calls_it_is(machine: Machine) -> None:
+    short = machine.made_like(inputs(), bounds=range(41))
+    others = machine.made_like(inputs(), bounds=range(41, 100))
+    short.fields.output_word, others.fields.output_word = 2, 5
+    call = attempt(short, others)
+    for bound, word in ((40, 2), (41, 5), (0, 2), (99, 5)):
+        results = call(inputs(), OPTIONS, 1, bound)
+        assert machine.launched[-1][word] == address(results)
+    assert call(inputs(), OPTIONS, 1, 100) is None
+
+
+FULL = (True, (-1, 64), 0.5, 0.125, 1024, False, 256)
+
+
+@pytest.mark.parametrize(
+    ("position", "same", "others"),
+    [
+        (
+            1,
+            tuple(map(int, ("-1", "64"))),
+            [(-1, 65), (-1, 64, 0), (-1,), [-1, 64], (-1.0, 64), None, torch.tensor(1)],
+        ),
+        (2, float("0.5"), [0.25, torch.tensor(0.5), None, "0.5", float("nan")]),
+        (3, float("0.125"), [0.5, torch.tensor(0.125), None]),
+        (4, int("1024"), [128, 1024.0, torch.tensor(1024), None]),
+        (6, int("256"), [0, 512, 256.0, None]),
+    ],
+)
+def test_an_option_that_is_computed_anew_is_the_same_if_it_is_equal_and_of_its_type(
+    machine: Machine, position: int, same: object, others: list[object]
+) -> None:
+    call = attempt(machine.made_like(inputs(), options=FULL))
+    for option in (FULL[position], same):
+        options = (*FULL[:position], option, *FULL[position + 1 :])
+        assert call(inputs(), options, 1, 40) is not None
+    for option in others:
+        options = (*FULL[:position], option, *FULL[position + 1 :])
+        assert call(inputs(), options, 1, 40) is None
+    assert len(machine.launched) == 2
+
+
+def test_a_mode_that_sees_operators_is_left_to_python(machine: Machine) -> None:
+    call = machine.call_like(inputs())
+    with FlopCounterMode(display=False):
+        assert call(inputs(), OPTIONS, 1, 40) is None
+    answers = []
+    make_fx(lambda given: answers.append(call(inputs(), OPTIONS, 1, 40)))(torch.zeros(1))
+    assert answers == [None]
+    assert call(inputs(), OPTIONS, 1, 40) is not None
+
+
+def test_transforms_and_bits_of_tensors_are_left_to_python(machine: Machine) -> None:
+    call, answers = machine.call_like(inputs()), list[object]()
+
+    def called(query: torch.Tensor) -> torch.Tensor:
+        answers.append(call((query, *inputs()[1:]), OPTIONS, 1, 40))
+        return query
+
+    torch.func.vmap(called)(torch.zeros(2, 3, 4))
+    torch.func.grad(lambda query: called(query).sum())(torch.zeros(3, 4))
+    called(torch.complex(torch.zeros(3, 4), torch.zeros(3, 4)).conj().imag)  # a negative bit
+    with torch.inference_mode():
+        called(torch.zeros(3, 4))
+    assert answers == [None] * 4
+    assert machine.launched == []
+
+
+def test_a_count_of_arguments_that_is_not_a_calls_is_none(machine: Machine) -> None:
+    thread_calls = KnownCalls(len(NAMES))
+    thread_calls.know([machine.made_like(inputs())])
+    assert thread_calls.attempt is not None
+    assert thread_calls.attempt(*inputs(), *OPTIONS, 1) is None
+    assert thread_calls.attempt(*inputs(), *OPTIONS, 1, 40, 0) is None
+    assert thread_calls.attempt() is None
+    assert machine.launched == []
+
+
+def test_a_call_that_is_forgotten_while_it_is_made_is_kept_until_its_end(machine: Machine) -> None:
+    thread_calls, call = KnownCalls(len(NAMES)), machine.made_like(inputs())
+    forgotten = weakref.ref(call)
+
+    def allocate(sizes: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+        thread_calls.know([])
+        gc.collect()
+        assert forgotten() is not None
+        return torch.empty_strided(sizes, strides, dtype=dtype)
+
+    call.fields.allocate = allocate
+    thread_calls.know([call])
+    del call
+    assert thread_calls.attempt is not None
+    given = inputs()
+    results = thread_calls.attempt(*given, *OPTIONS, 1, 40)
+    assert machine.launched == [(address(given[0]), address(given[1]), address(results), 0, 0, 0)]
+    assert forgotten() is None
+    assert thread_calls.attempt(*given, *OPTIONS, 1, 40) is None
+
+
+def test_an_argument_that_was_written_for_another_stream_meanwhile_is_not_launched(machine: Machine) -> None:
+    made = machine.made_like(inputs())
+
+    def allocate(sizes: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+        made.target.stream.value = 78  # as a call does that an object makes at its end
+        return torch.empty_strided(sizes, strides, dtype=dtype)
+
+    made.fields.allocate = allocate
+    assert attempt(made)(inputs(), OPTIONS, 1, 40) is None
+    assert machine.launched == []
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+class AddressOf:
+    """In the place of PyTorch's function: of which types it was asked, and by what its answers are wrong."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, wrong_by: int = 0) -> None:
+        self.types: list[type] = []
+        self.wrong_by = wrong_by
+        self._entry = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(self._answer)
+        address = ctypes.cast(self._entry, ctypes.c_void_p).value
+        guards = SimpleNamespace(_torchinductor_pyobject_tensor_data_ptr=address)
+        monkeypatch.setattr(steady, "private_guards", lambda: guards)
+
+    def _answer(self, tensor: Any) -> int:
+        self.types.append(type(tensor))
+        return int(tensor.data_ptr()) + self.wrong_by
+
+
+def test_only_of_plain_tensors_is_the_address_asked_by_the_shorter_way(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = AddressOf(monkeypatch)
+    monkeypatch.setattr(steady, "address_of_tensor", steady.address_of_tensor.__wrapped__)
+    given = (
+        torch.nn.Parameter(torch.zeros(3, 4), False),
+        torch.zeros(9, 4).as_subclass(Subclass),
+        None,
+        None,
+    )
+    call = machine.call_like(given)
+    asked.types.clear()
+    results = call(given, OPTIONS, 1, 40)
+    assert machine.launched == [(address(given[0]), address(given[1]), address(results), 0, 0, 0)]
+    assert asked.types == [torch.Tensor], "the result alone"
+
+
+def without_slots(name: str, *types: Any) -> Any:
+    assert name != "PyType_GetSlot"
+    return PYTHON(name, *types)
+
+
+@pytest.mark.parametrize("missing", ["address_of_tensor", "PyType_GetSlot", "both"])
+def test_without_shorter_ways_tensors_are_asked_by_their_attributes(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    if missing != "PyType_GetSlot":
+        monkeypatch.setattr(steady, "address_of_tensor", lambda: None)
+    if missing != "address_of_tensor":
+        monkeypatch.setattr(steady, "GetSetDescriptorType", property)
+        monkeypatch.setattr(steady, "_python", without_slots)
+    call, given = machine.call_like(inputs(sinks=True)), inputs(sinks=True)
+    nested = torch.nested.nested_tensor([torch.zeros(4)] * 3, layout=torch.strided)
+    assert call((nested, *given[1:]), OPTIONS, 1, 40) is None
+    assert call(("query", *given[1:]), OPTIONS, 1, 40) is None
+    results = call(given, OPTIONS, 1, 40)
+    expected = (*map(address, (given[0], given[1], results)), 0, address(given[2]), 0)
+    assert machine.launched == [expected]
+
+
+@pytest.mark.parametrize("not_an_address", [None, "an address", 0.5])
+def test_an_address_that_is_none_is_not_called(
+    monkeypatch: pytest.MonkeyPatch, not_an_address: object
+) -> None:
+    guards = SimpleNamespace(_torchinductor_pyobject_tensor_data_ptr=not_an_address)
+    monkeypatch.setattr(steady, "private_guards", lambda: guards)
+    assert steady.address_of_tensor.__wrapped__() is None
+    monkeypatch.setattr(steady, "private_guards", lambda: None)
+    assert steady.address_of_tensor.__wrapped__() is None
+
+
+def test_a_function_that_answers_otherwise_than_the_method_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    AddressOf(monkeypatch, wrong_by=4)
+    assert steady.address_of_tensor.__wrapped__() is None
+    right = AddressOf(monkeypatch)
+    assert steady.address_of_tensor.__wrapped__() is not None
+    right.types.clear()
+    with FakeTensorMode():
+        assert steady.address_of_tensor.__wrapped__() is None
+    assert right.types == []
+
+
+def test_this_torch_has_such_a_function() -> None:
+    assert steady.address_of_tensor() is not None
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -221,7 +468,7 @@ def test_an_allocation_that_fails_is_an_error(machine: Machine) -> None:
     call = repeated_call(Kind(NAMES, NAMES[:2], OPTIONS, matches, full, layout, None, 1), target)
     assert call is not None
     with pytest.raises(torch.OutOfMemoryError, match="full"):
-        call(given, OPTIONS, 1, 40)
+        attempt(call)(given, OPTIONS, 1, 40)
     assert machine.launched == []
 
 

@@ -45,7 +45,7 @@ def attend(call: dict[str, Any], **options: Any) -> Any:
 
 def afresh(call: dict[str, Any], **options: Any) -> Any:
     """The same by the look-up."""
-    launch._thread.recent.clear()
+    launch.of_thread.recent.clear()
     return attend(call, **options)
 
 
@@ -288,4 +288,4 @@ def test_ten_thousand_growing_steps_make_one_plan(monkeypatch: pytest.MonkeyPatc
         )
     assert len(made) == 1
     assert len(launch._runs) == 1
-    assert len(launch._thread.recent) == 1
+    assert len(launch.of_thread.recent) == 1

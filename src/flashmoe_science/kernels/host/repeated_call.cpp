@@ -1,8 +1,9 @@
-// A call of attention that is like the one before it, as one built-in function of Python: recognised, its results allocated,
-// addresses written into the kernel's argument, launched. In Python the same takes more than twice the time.
+// Calls of attention that are like earlier ones of their thread, by one built-in function of Python: such a call is recognised, its
+// results allocated, addresses written into the kernel's argument, launched. In Python the same takes more than twice the time.
 //
 // Python's headers are not needed: what is declared here is of its stable ABI, or a function of every version since 3.9. PyTorch's
-// neither: tensors are asked by their attributes. The symbols are weak, so that the library also loads outside Python.
+// neither: tensors are asked by their attributes, or by functions of C whose addresses PyTorch gives. The symbols are weak, so that the
+// library also loads outside Python.
 #include <stdint.h>
 
 extern "C" {
@@ -16,12 +17,15 @@ struct PyMethodDef {
 };
 #define FROM_PYTHON __attribute__((weak)) extern
 FROM_PYTHON PyObject _Py_NoneStruct, _Py_TrueStruct;
+FROM_PYTHON PyObject PyTuple_Type, PyFloat_Type, PyLong_Type;
 FROM_PYTHON void Py_IncRef(PyObject*);
 FROM_PYTHON void Py_DecRef(PyObject*);  // takes null too
 FROM_PYTHON PyObject* PyTuple_New(intptr_t);
 FROM_PYTHON int PyTuple_SetItem(PyObject*, intptr_t, PyObject*);  // takes the reference
 FROM_PYTHON PyObject* PyTuple_GetItem(PyObject*, intptr_t);       // borrowed
 FROM_PYTHON intptr_t PyTuple_Size(PyObject*);
+FROM_PYTHON PyObject* PyObject_Type(PyObject*);
+FROM_PYTHON int PyObject_RichCompareBool(PyObject*, PyObject*, int);
 FROM_PYTHON PyObject* PyObject_GetAttr(PyObject*, PyObject*);
 FROM_PYTHON PyObject* PyObject_Call(PyObject*, PyObject*, PyObject*);
 FROM_PYTHON PyObject* PyObject_CallNoArgs(PyObject*);
@@ -37,14 +41,15 @@ FROM_PYTHON void PyEval_RestoreThread(void*);
 namespace {
 
 constexpr int METH_FASTCALL = 0x80;
+constexpr int EQUAL = 2;  // Py_EQ
 constexpr int MOST_TENSORS = 16;
+constexpr int OPTIONS = 7;
 constexpr int64_t ANY = -1;
 
-// Filled by flashmoe_science/cuda/steady.py, field by field. Whoever owns it keeps the objects alive.
+// This and `KnownCalls` are filled by flashmoe_science/cuda/steady.py, field by field. Whoever owns them keeps the objects alive.
 struct RepeatedCall {
-    PyObject *is_nested, *is_scarce;             // names
-    PyObject* data_ptr;                          // the method of tensors
-    PyObject *causal, *return_lse;               // of the options, by identity
+    PyObject* owner;                             // is held during a call, which may make its thread know others
+    PyObject* options[OPTIONS];
     PyObject* matches;                           // of the tensors
     PyObject *allocate, *layout, *lse_layout;    // lse_layout: null where no log-sum-exp is asked for
     PyObject *stream_of, *device;                // the device's current stream
@@ -59,13 +64,26 @@ struct RepeatedCall {
     int (*launch)(void* config, void* function, void** arguments, void** extra);
     void *config, *function, **arguments;
     int64_t given;                               // inputs that are not None
-    int64_t absent;                              // inputs that are
+    int64_t given_bits;                          // the same: bit i for input i
     int64_t index_given[MOST_TENSORS];           // of the inputs
-    int64_t index_absent[MOST_TENSORS];
     int64_t word[MOST_TENSORS];                  // of the argument, for the address of each given input
     int64_t unaligned[MOST_TENSORS];             // bits that its address may not have
     int64_t output;                              // of the inputs given, which one the result goes to; -1: it is allocated
     int64_t output_word, lse_word;
+};
+
+// Of a thread.
+struct KnownCalls {
+    PyObject* modes;                             // how many see each operator
+    PyObject *is_nested, *is_scarce;             // names
+    PyObject* nested;                            // what answers for the first of these; null: the attribute is looked up
+    PyObject* (*nested_of)(PyObject* nested, PyObject* tensor, PyObject* type);
+    PyObject* data_ptr;                          // the method of tensors
+    PyObject* tensor_type;                       // of which `address_of` may be asked: it throws for others
+    void* (*address_of)(PyObject* tensor);       // null: the method is
+    int64_t inputs;
+    int64_t count, latest;                       // of the calls; the index of the one that was made last
+    const RepeatedCall* const* calls;
 };
 
 // An object that is let go with the frame.
@@ -87,7 +105,7 @@ PyObject* with_reference(PyObject* object) {
     return object;
 }
 
-// The answer for a call that is not like the one before.
+// The answer for a call that is like none before.
 PyObject* not_like() {
     if (PyErr_Occurred()) PyErr_Clear();
     return with_reference(&_Py_NoneStruct);
@@ -104,13 +122,67 @@ int64_t integer_of(PyObject* number) {
     return number ? (int64_t)PyLong_AsVoidPtr(number) : -1;
 }
 
-uint64_t address_of(const RepeatedCall& call, PyObject* tensor) {
-    return (uint64_t)integer_of(PyObject_CallFunctionObjArgs(call.data_ptr, tensor, nullptr));
+bool has_type(PyObject* object, PyObject* type) { return Held(PyObject_Type(object)).object == type; }
+
+uint64_t address_of(const KnownCalls& known, PyObject* tensor) {
+    if (known.address_of && has_type(tensor, known.tensor_type)) return (uint64_t)known.address_of(tensor);
+    return (uint64_t)integer_of(PyObject_CallFunctionObjArgs(known.data_ptr, tensor, nullptr));
+}
+
+// True too where it cannot be told.
+bool may_be_nested(const KnownCalls& known, PyObject* tensor) {
+    const Held answer(known.nested_of ? known.nested_of(known.nested, tensor, nullptr) : PyObject_GetAttr(tensor, known.is_nested));
+    return !answer.object || answer.object == &_Py_TrueStruct;
 }
 
 bool bound_within(PyObject* given, int64_t least, int64_t most) {
     const long bound = PyLong_AsLong(given);
+    if (bound == -1) PyErr_Clear();  // it may be no integer
     return bound >= least && bound <= most;
+}
+
+// Equal numbers of one type, which may be computed anew for each call. No code but Python's own decides.
+bool is_same_number(PyObject* given, PyObject* known) {
+    if (given == known) return true;
+    PyObject* const type = has_type(known, &PyFloat_Type) ? &PyFloat_Type : &PyLong_Type;
+    return has_type(known, type) && has_type(given, type) && PyObject_RichCompareBool(given, known, EQUAL) == 1;
+}
+
+// Such a number, a tuple of them, or the very object, as true, false and none are.
+bool is_same_option(PyObject* given, PyObject* known) {
+    if (given == known) return true;
+    if (!has_type(known, &PyTuple_Type)) return is_same_number(given, known);
+    if (!has_type(given, &PyTuple_Type)) return false;
+    const intptr_t size = PyTuple_Size(known);
+    if (PyTuple_Size(given) != size) return false;
+    for (intptr_t i = 0; i < size; ++i) {
+        if (!is_same_number(PyTuple_GetItem(given, i), PyTuple_GetItem(known, i))) return false;
+    }
+    return true;
+}
+
+bool are_options_of(const RepeatedCall& call, PyObject* const* options) {
+    for (int64_t i = 0; i < OPTIONS; ++i) {
+        if (!is_same_option(options[i], call.options[i])) return false;
+    }
+    return true;
+}
+
+// The call that has these options, bounds and kinds of inputs; null for none. What the tensors are like is not asked.
+const RepeatedCall* known_call(KnownCalls& known, PyObject* const* arguments) {
+    int64_t given_bits = 0;
+    for (int64_t i = 0; i < known.inputs; ++i) given_bits |= (int64_t)(arguments[i] != &_Py_NoneStruct) << i;
+    PyObject* const* const options = arguments + known.inputs;
+    PyObject* const* const bounds = options + OPTIONS;
+    for (int64_t tried = 0, i = known.latest; tried < known.count; ++tried, i = i + 1 < known.count ? i + 1 : 0) {
+        const RepeatedCall& call = *known.calls[i];
+        if (given_bits != call.given_bits || !are_options_of(call, options)) continue;
+        if (!bound_within(bounds[0], call.max_seqlen_q, call.max_seqlen_q)) continue;
+        if (!bound_within(bounds[1], call.least_seqlen_k, call.most_seqlen_k)) continue;
+        known.latest = i;
+        return &call;
+    }
+    return nullptr;
 }
 
 // The default stream, whose handle is 0, cannot be captured.
@@ -119,48 +191,46 @@ bool may_be_captured(const RepeatedCall& call, int64_t stream) {
     return stream != 0 && (call.is_capturing((void*)stream, &capturing) != 0 || capturing != 0);
 }
 
-// Arguments: all inputs, all options, max_seqlen_q, max_seqlen_k. The results, a tensor or two; None, with nothing done, for a call
-// that is not like the one before, or that has to be made another way: on another stream, in a capture, misaligned.
-PyObject* repeated_call(PyObject* self, PyObject* const* arguments, intptr_t count) {
-    const RepeatedCall& call = *(const RepeatedCall*)PyLong_AsVoidPtr(PyTuple_GetItem(self, 0));
-    if (count != 4) return not_like();
-    PyObject *const inputs = arguments[0], *const options = arguments[1];
-    if (PyTuple_GetItem(options, 0) != call.causal || PyTuple_GetItem(options, 5) != call.return_lse) return not_like();
-    if (!bound_within(arguments[2], call.max_seqlen_q, call.max_seqlen_q)) return not_like();
-    if (!bound_within(arguments[3], call.least_seqlen_k, call.most_seqlen_k)) return not_like();
-    for (int64_t i = 0; i < call.absent; ++i) {
-        if (PyTuple_GetItem(inputs, call.index_absent[i]) != &_Py_NoneStruct) return not_like();
-    }
-    const Held tensors(PyTuple_New(call.given));
-    if (!tensors.object) return nullptr;
-    for (int64_t i = 0; i < call.given; ++i) {
-        PyObject* const tensor = PyTuple_GetItem(inputs, call.index_given[i]);
-        if (!tensor || tensor == &_Py_NoneStruct) return not_like();
-        const Held nested(PyObject_GetAttr(tensor, call.is_nested));  // the check below would end the process
-        if (!nested.object || nested.object == &_Py_TrueStruct) return not_like();
+bool has_few_counters(const KnownCalls& known, const RepeatedCall& call) {
+    const Held scarce(PyObject_GetAttr(call.counters, known.is_scarce));
+    return !scarce.object || scarce.object == &_Py_TrueStruct;
+}
+
+// Whether the argument is for launches on this stream, which nobody captures.
+bool is_ready_for(const KnownCalls& known, const RepeatedCall& call, int64_t stream) {
+    return stream == *call.stream && stream != ANY && !has_few_counters(known, call) && !may_be_captured(call, stream);
+}
+
+// A tuple of the tensors that are given; null where one cannot be asked what it is like.
+PyObject* tensors_of(const KnownCalls& known, const RepeatedCall& call, PyObject* const* inputs) {
+    Held tensors(PyTuple_New(call.given));
+    for (int64_t i = 0; tensors.object && i < call.given; ++i) {
+        PyObject* const tensor = inputs[call.index_given[i]];
+        if (may_be_nested(known, tensor)) return nullptr;  // the check would end the process
         PyTuple_SetItem(tensors.object, i, with_reference(tensor));
     }
-    if (!is_true(PyObject_Call(call.matches, tensors.object, nullptr))) return not_like();
-    if (call.current_device && integer_of(PyObject_CallNoArgs(call.current_device)) != call.device_index) return not_like();
-    const int64_t stream = integer_of(PyObject_CallFunctionObjArgs(call.stream_of, call.device, nullptr));
-    if (stream != *call.stream || *call.stream == ANY) return not_like();
-    const Held scarce(PyObject_GetAttr(call.counters, call.is_scarce));
-    if (!scarce.object || scarce.object == &_Py_TrueStruct || may_be_captured(call, stream)) return not_like();
+    return tensors.release();
+}
 
+// The results, a tensor or two, of tensors that are like the call's; None, with nothing done, where the call has to be made another
+// way: on another stream, in a capture, misaligned.
+PyObject* make(const KnownCalls& known, const RepeatedCall& call, PyObject* tensors) {
+    const int64_t stream = integer_of(PyObject_CallFunctionObjArgs(call.stream_of, call.device, nullptr));
+    if (!is_ready_for(known, call, stream)) return not_like();
     uint64_t address[MOST_TENSORS];
     for (int64_t i = 0; i < call.given; ++i) {
-        address[i] = address_of(call, PyTuple_GetItem(tensors.object, i));
+        address[i] = address_of(known, PyTuple_GetItem(tensors, i));
         if (address[i] & (uint64_t)call.unaligned[i]) return not_like();
     }
-    Held output(call.output < 0 ? PyObject_Call(call.allocate, call.layout, nullptr)
-                                : with_reference(PyTuple_GetItem(tensors.object, call.output)));
+    Held output(call.output < 0 ? PyObject_Call(call.allocate, call.layout, nullptr) : with_reference(PyTuple_GetItem(tensors, call.output)));
     if (!output.object) return nullptr;
     Held lse(call.lse_layout ? PyObject_Call(call.allocate, call.lse_layout, nullptr) : nullptr);
     if (call.lse_layout && !lse.object) return nullptr;
-    const uint64_t output_address = address_of(call, output.object);
-    const uint64_t lse_address = lse.object ? address_of(call, lse.object) : 0;
+    const uint64_t output_address = address_of(known, output.object);
+    const uint64_t lse_address = lse.object ? address_of(known, lse.object) : 0;
     Held results(lse.object ? PyTuple_New(2) : nullptr);
     if (PyErr_Occurred()) return nullptr;
+    if (stream != *call.stream) return not_like();  // what an object does at its end made another call
 
     // From here on no code of Python runs that could make another call of this thread, and write to the argument.
     for (int64_t i = 0; i < call.given; ++i) call.argument[call.word[i]] = address[i];
@@ -176,10 +246,25 @@ PyObject* repeated_call(PyObject* self, PyObject* const* arguments, intptr_t cou
     return results.release();
 }
 
+// Arguments: all inputs, all options, max_seqlen_q, max_seqlen_k. The results; None, with nothing done, for a call that is like none
+// that the thread knows, or that has to be made another way.
+PyObject* repeated_call(PyObject* self, PyObject* const* arguments, intptr_t count) {
+    KnownCalls& known = *(KnownCalls*)PyLong_AsVoidPtr(PyTuple_GetItem(self, 0));
+    if (count != known.inputs + OPTIONS + 2 || integer_of(PyObject_CallNoArgs(known.modes)) != 0) return not_like();
+    const RepeatedCall* const found = known_call(known, arguments);
+    if (!found) return not_like();
+    const RepeatedCall& call = *found;
+    const Held owner(with_reference(call.owner));
+    const Held tensors(tensors_of(known, call, arguments));
+    if (!tensors.object || !is_true(PyObject_Call(call.matches, tensors.object, nullptr))) return not_like();
+    if (call.current_device && integer_of(PyObject_CallNoArgs(call.current_device)) != call.device_index) return not_like();
+    return make(known, call, tensors.object);
+}
+
 }  // namespace
 
 extern "C" {
-// For `PyCFunction_NewEx`; ``self`` is a tuple that begins with the address of a `RepeatedCall`.
+// For `PyCFunction_NewEx`; ``self`` is a tuple that begins with the address of `KnownCalls`.
 __attribute__((visibility("default"))) PyMethodDef flashmoe_repeated_call_method = {
     "repeated_call", repeated_call, METH_FASTCALL, nullptr};
 }

@@ -6,12 +6,15 @@ import ctypes
 import dataclasses
 import importlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from emulated import NEEDS_COMPILER, compile_emulation
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 from varlen_cases import Call, Shape, bounds, forget_calls, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch
 
@@ -30,6 +33,12 @@ prepare = importlib.import_module("flashmoe_science.cuda.varlen.prepare")
 pytestmark = NEEDS_COMPILER
 
 SHAPE = Shape((1, 1, 1), (300, 0, 129), heads=4, kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
 DRIVER = ctypes.CFUNCTYPE(ctypes.c_int, *(ctypes.c_void_p,) * 4)
 CAPTURES = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
 
@@ -162,6 +171,59 @@ def test_streams_captures_and_kinds_in_turn(gpu: Gpu) -> None:
         assert torch.equal(attend(layer), expected)
     assert gpu.launches == 50
     assert gpu.in_python < 48, "not all"
+
+
+def test_kinds_of_layers_in_turn_are_all_known(gpu: Gpu) -> None:
+    layer, sinks, out = paged(SHAPE, 16), torch.randn(4), torch.empty(3, 4, 64, dtype=torch.bfloat16)
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"sinks": sinks},
+        {"out": out},
+        {"window": (64, 0)},
+        {"return_lse": True},
+        {"softmax_scale": 0.25},
+    ]
+    first = [attend(layer, **options) for options in kinds]
+    first[2] = first[2].clone()
+    for _ in range(3):
+        for options, expected in zip(kinds, first, strict=True):
+            computed = {name: value * 1.0 for name, value in options.items() if name == "softmax_scale"}
+            results = attend(layer, **options | computed)
+            assert all(map(torch.equal, results, expected))
+    assert (gpu.launches, gpu.in_python) == (24, 0)
+
+
+def test_where_somebody_watches_calls_are_not_made_alone(gpu: Gpu) -> None:
+    layer = paged(SHAPE, 16)
+    expected = attend(layer)
+    for query in (layer["query"], layer["query"].as_subclass(Subclass)):
+        before = gpu.launches
+        with FlopCounterMode(display=False):
+            assert torch.equal(attend(layer | {"query": query}), expected)
+        with forward_ad.dual_level():
+            assert torch.equal(attend(layer | {"query": query}), expected)
+            dual = forward_ad.make_dual(query, torch.ones_like(query))
+            with pytest.raises(InputError, match="forward-mode"):
+                attend(layer | {"query": dual})
+        assert torch.equal(attend(layer | {"query": query}), expected)
+        assert gpu.launches == before + 3
+
+
+def test_threads_know_calls_of_their_own(gpu: Gpu) -> None:
+    layer = paged(SHAPE, 16)
+    expected, attempts = attend(layer), [launch.of_thread.steady.attempt]
+
+    def call() -> None:
+        assert launch.of_thread.steady.attempt is None
+        for _ in range(3):
+            assert torch.equal(attend(layer), expected)
+        attempts.append(launch.of_thread.steady.attempt)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(call).result()
+    assert len(set(attempts)) == 2
+    assert None not in attempts
+    assert (gpu.launches, gpu.in_python) == (4, 0)
 
 
 def test_a_tensor_that_begins_anywhere_is_refused(gpu: Gpu) -> None:
