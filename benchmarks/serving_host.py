@@ -3,12 +3,14 @@
     python benchmarks/serving_host.py --output FOLDER [--turns 3]
 
 Processes take turns, each with one value of FLASHMOE_REPEATED_CALLS. What is stated is the least of many short rounds
-of a process, few enough calls each not to fill the launch queue. FlashAttention-3 and PyTorch's SDPA stand beside.
+of a process, few enough calls each not to fill the launch queue. FlashAttention-3 and PyTorch's SDPA stand beside, and
+the parts that no way of making the call can do without: the driver's launch, the allocation, the check of tensors.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import statistics
@@ -26,7 +28,10 @@ from serving_arms import Call, flash_attn_3, ours
 from serving_batches import make
 from torch.nn.functional import scaled_dot_product_attention
 
+from flashmoe_science.cuda.driver import library
 from flashmoe_science.cuda.steady import OVERRIDE_VARIABLE
+from flashmoe_science.varlen.arguments import Inputs
+from flashmoe_science.varlen.launch import of_thread
 
 WAYS = ("python", "native")
 ROUNDS, CALLS = 60, 100
@@ -49,10 +54,12 @@ def per_call(call: Callable[[], Any]) -> dict[str, float]:
 def measured() -> dict[str, dict[str, float]]:
     """Of this process."""
     batch = make((1,) * 8, (256,) * 8, 32, 8, 128, seed=0, pages=(PAGE,))
-    plain = ours(batch, PAGE)
+    plain, into = ours(batch, PAGE), ours(batch, PAGE, out=torch.empty_like(batch.query))
     calls: dict[str, Callable[[], Any]] = {
         "attention_varlen": plain,
-        "attention_varlen, out=": ours(batch, PAGE, out=torch.empty_like(batch.query)),
+        "attention_varlen, without functools.partial": direct(plain),
+        "attention_varlen, out=": into,
+        "attention_varlen, with and without out=, in turn, both": lambda: (plain(), into()),
         "attention_varlen, a bound that grows every 32 calls": growing(plain),
         "PyTorch's SDPA": sdpa(),
         "nothing": lambda: None,
@@ -62,7 +69,45 @@ def measured() -> dict[str, dict[str, float]]:
     except ImportError as failure:
         print(f"FlashAttention-3 left out: {failure}", file=sys.stderr)
     with torch.no_grad():
-        return {name: per_call(call) for name, call in calls.items()}
+        times = {name: per_call(call) for name, call in calls.items()}
+        return times | {name: per_call(part) for name, part in parts(into).items()}
+
+
+def direct(call: Call) -> Callable[[], Any]:
+    """The same call as a model writes it. A partial one merges dictionaries first."""
+    assert isinstance(call, partial)
+    attend, (query, key, value), given = call.func, call.args, call.keywords
+    starts, table, lengths = (given[name] for name in ("cu_seqlens_q", "block_table", "seqused_k"))
+    queries, keys = given["max_seqlen_q"], given["max_seqlen_k"]
+    return lambda: attend(
+        query,
+        key,
+        value,
+        cu_seqlens_q=starts,
+        max_seqlen_q=queries,
+        max_seqlen_k=keys,
+        block_table=table,
+        seqused_k=lengths,
+    )
+
+
+def parts(call: Call) -> dict[str, Callable[[], Any]]:
+    """Of a call with ``out``, as the thread knows it: its launch goes to the tensors that it was last made for."""
+    assert isinstance(call, partial)
+    call()
+    given = dict(zip(Inputs._fields, call.args, strict=False)) | call.keywords
+    inputs = tuple(given.get(name) for name in Inputs._fields)
+    made = next(each for each in of_thread.recent.values() if each.given(inputs)[3] is given["out"])
+    tensors, version = made.given(inputs), ctypes.byref(ctypes.c_int())
+    of_driver = library().cuDriverGetVersion
+    steps: dict[str, Callable[[], Any]] = {
+        "part: the check": lambda: made.matches(*tensors),
+        "part: the allocation": lambda: made.allocate(*made.output),
+        "part: a function of the driver that does nothing, by ctypes": lambda: of_driver(version),
+    }
+    if made.steady is not None:
+        steps["part: the launch, by ctypes"] = made.steady.target.launcher.again
+    return steps
 
 
 def growing(call: Call) -> Callable[[], Any]:
