@@ -417,7 +417,7 @@ def test_10_000_growing_steps_make_one_plan(monkeypatch: pytest.MonkeyPatch) -> 
     assert keys == 1250
     assert len(prepared) == 2  # with and without the log-sum-exp
     assert len(launch._runs) == 2
-    assert len(launch._thread.recent) <= 2
+    assert len(launch.of_thread.recent) <= 2
 
 
 def test_every_dtype_is_tested() -> None:
