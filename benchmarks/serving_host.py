@@ -106,7 +106,12 @@ def parts(call: Call) -> dict[str, Callable[[], Any]]:
         "part: a function of the driver that does nothing, by ctypes": lambda: of_driver(version),
     }
     if made.steady is not None:
-        steps["part: the launch, by ctypes"] = made.steady.target.launcher.again
+        launcher = made.steady.target.launcher
+        steps["part: the launch, by ctypes"] = launcher.again
+        alone = launcher.twin(dependent=False)
+        ctypes.memmove(alone.buffer, launcher.buffer, len(launcher.buffer))
+        alone.config.stream = launcher.config.stream
+        steps["part: the launch of a kernel that waits for the one before"] = alone.again
     return steps
 
 
