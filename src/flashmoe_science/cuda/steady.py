@@ -63,6 +63,7 @@ class _Call(ctypes.Structure):
         ),
         ("given", ctypes.c_int64),
         ("given_bits", ctypes.c_int64),
+        ("tokens", ctypes.c_int64),
         *((name, ctypes.c_int64 * _MOST_TENSORS) for name in ("index_given", "word", "unaligned")),
         *((name, ctypes.c_int64) for name in ("output", "output_word", "lse_word")),
     )
@@ -113,6 +114,7 @@ class Kind:
     """Of tensors that are given, none of which is nested."""
     allocate: Callable[..., torch.Tensor]
     output: Layout
+    """As long as the first input."""
     lse: Layout | None
     max_seqlen_q: int
 
@@ -122,6 +124,8 @@ class RepeatedCall:
     """What makes calls of a kind. It belongs to the thread that owns the launcher."""
 
     fields: _Call
+    address: int
+    """Of the fields."""
     target: Target
     """Kept, as the fields point into it."""
 
@@ -153,6 +157,7 @@ def repeated_call(kind: Kind, target: Target) -> RepeatedCall | None:
         arguments=ctypes.addressof(launcher.arguments),
         given=len(kind.given),
         given_bits=sum(1 << index[name] for name in kind.given),
+        tokens=kind.output.sizes[0],
         output=kind.given.index("out") if "out" in kind.given else -1,
         output_word=target.words["output"],
         lse_word=target.words["lse"],
@@ -165,7 +170,7 @@ def repeated_call(kind: Kind, target: Target) -> RepeatedCall | None:
         fields.index_given[position] = index[name]
         fields.word[position] = target.words[name]
         fields.unaligned[position] = target.alignments.get(name, 1) - 1
-    call = RepeatedCall(fields, target)
+    call = RepeatedCall(fields, ctypes.addressof(fields), target)
     fields.owner = id(call)  # a reference would be a cycle
     return call
 
@@ -173,30 +178,46 @@ def repeated_call(kind: Kind, target: Target) -> RepeatedCall | None:
 class KnownCalls:
     """The repeated calls of a thread."""
 
-    def __init__(self, inputs: int) -> None:
-        """`inputs`: how many a call has, those that are None included."""
+    def __init__(self, inputs: int, most: int = 128) -> None:
+        """
+        Args:
+            inputs: how many a call has, those that are None included.
+            most: how many calls are known. With one more the oldest is forgotten.
+        """
         self.attempt: Attempt | None = None
         """Makes those that are known; None where there never were any."""
-        self._inputs = inputs
+        self._inputs, self._most = inputs, most
         self._fields: _Known | None = None
-        self._kept: list[object] = []
-        """What the fields point to: the function keeps it, too."""
+        self._places: dict[int, int] = {}
+        """Where in the table a call is, by its address."""
+        self._next = 0
+        self._calls: list[RepeatedCall] = []
+        self._table = (ctypes.c_void_p * most)()
 
-    def know(self, calls: Sequence[RepeatedCall]) -> None:
-        """These and no others, of which no two have the same options and kinds of inputs. The last is tried first."""
+    def add(self, call: RepeatedCall) -> None:
+        """Know this one, too, and try it first."""
         if self._fields is None:
-            if not calls:
-                return
-            self._fields, self.attempt = _attempt(self._inputs, self._kept)
-        addresses = (ctypes.c_void_p * len(calls))(*(ctypes.addressof(call.fields) for call in calls))
-        self._fields.count = 0  # what is let go is looked at no more
-        self._kept[:] = [calls, addresses]
-        self._fields.calls = ctypes.addressof(addresses)
-        self._fields.count, self._fields.latest = len(calls), max(len(calls) - 1, 0)
+            self._fields, self.attempt = _attempt(self._inputs, self._table, self._calls)
+        place = self._places.get(call.address)
+        if place is None:
+            place = self._place(call)
+            self._fields.count = len(self._calls)
+        self._fields.latest = place
+
+    def _place(self, call: RepeatedCall) -> int:
+        place, self._next = self._next, (self._next + 1) % self._most
+        self._table[place] = call.address
+        if place == len(self._calls):
+            self._calls.append(call)
+        else:
+            del self._places[self._calls[place].address]
+            self._calls[place] = call
+        self._places[call.address] = place
+        return place
 
 
-def _attempt(inputs: int, kept: list[object]) -> tuple[_Known, Attempt]:
-    """A function that makes the calls that its fields say: none yet. It keeps what the list has."""
+def _attempt(inputs: int, table: Any, calls: list[RepeatedCall]) -> tuple[_Known, Attempt]:
+    """A function that makes the calls of a table: as many as its fields say, of which there is none yet."""
     fields = _Known(
         modes=dispatch_modes,
         is_nested="is_nested",
@@ -205,6 +226,7 @@ def _attempt(inputs: int, kept: list[object]) -> tuple[_Known, Attempt]:
         tensor_type=torch.Tensor,
         address_of=address_of_tensor(),
         inputs=inputs,
+        calls=ctypes.addressof(table),
     )
     nested: object = torch.Tensor.is_nested
     if type(nested) is GetSetDescriptorType:
@@ -216,7 +238,7 @@ def _attempt(inputs: int, kept: list[object]) -> tuple[_Known, Attempt]:
         "PyCFunction_NewEx", ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p
     )
     # The tuple is the function's `self`, and keeps alive what the fields point to.
-    function: Attempt = new_function(_method(), (ctypes.addressof(fields), fields, kept), None)
+    function: Attempt = new_function(_method(), (ctypes.addressof(fields), fields, table, calls), None)
     return fields, function
 
 

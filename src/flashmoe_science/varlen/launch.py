@@ -30,6 +30,7 @@ from flashmoe_science.varlen.problem import (
     REPEATED,
     Backend,
     Problem,
+    Repeat,
     Repeatable,
     Run,
     Sizes,
@@ -39,7 +40,10 @@ from flashmoe_science.varlen.problem import (
 _BACKENDS: dict[str, Backend] = {"cpu": cpu, "cuda": cuda}
 _MAX_RUNS = 1024
 _MAX_RECENT = 64
+_MAX_MADE = 128
 _runs: dict[tuple[object, ...], Run] = {}
+Repetition = Callable[[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor | None], None]
+"""See `problem.Repeat`."""
 _tensors = tuple.__new__  # of a NamedTuple, without its own function's frame
 
 
@@ -61,8 +65,7 @@ class _Call(NamedTuple):
     allocate: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
     output: Layout
     lse: Layout | None
-    repeat: Callable[[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor | None], None]
-    """See `problem.Repeat`."""
+    repeat: Repetition
     steady: RepeatedCall | None
     """The same for `steady`, for tensors that do not require a gradient."""
 
@@ -73,6 +76,18 @@ class _OfThread(threading.local):
         """Makes calls like those of `recent` without a line of Python, where it can."""
         self.recent: dict[tuple[object, ...], _Call] = {}
         """By options, and by which inputs are not None."""
+        self.made: dict[tuple[object, ...], _Call] = {}
+        """By the same, bounds and shapes: batches of several sizes, or two models, may take turns."""
+
+    def keep(self, kind: tuple[object, ...], shapes: tuple[object, ...], call: _Call) -> None:
+        """Have a call in both, as the last of `made`."""
+        made = self.made
+        while len(made) >= _MAX_MADE:
+            del made[next(iter(made))]
+        made[shapes] = call
+        keep(self.recent, kind, call, _MAX_RECENT)
+        if call.steady is not None:
+            self.steady.add(call.steady)
 
 
 of_thread = _OfThread()
@@ -121,7 +136,7 @@ def repeated(
             layout,
             lse_layout,
             repeat,
-            _,
+            steady,
         ) = call
         tensors = given(inputs)
         for tensor in tensors:
@@ -144,6 +159,8 @@ def repeated(
     except (ValueError, RuntimeError):
         # A bound that is no number: the checks say so.
         return None
+    if steady is not None:
+        of_thread.steady.add(steady)  # it may have been forgotten
     if out is None:
         out = allocate(*layout)
     if lse_layout is None:
@@ -232,26 +249,51 @@ def _key(inputs: tuple[torch.Tensor | None, ...], options: tuple[object, ...]) -
 
 def _remember(inputs: Inputs, options: Options, run: Run, sizes: Sizes, made: Tensors) -> None:
     """Make a call like this one the thread's last with these options."""
-    query, value = inputs.query, inputs.value
     names = [name for name in REPEATED if getattr(inputs, name) is not None]
     given = itemgetter(*map(Inputs._fields.index, names))
     tensors: tuple[torch.Tensor, ...] = given(inputs)
-    matches = dense_matcher(*tensors, under_no_grad=True)
-    if matches is never:
-        return
-    repeat = run.repeat(made, sizes, inputs.out is not None) if isinstance(run, Repeatable) else None
+    kind = _key(inputs, tuple(options))
+    shapes = kind, sizes, *(tensor.shape for tensor in tensors)
+    call = of_thread.made.pop(shapes, None)
+    if call is None or call.causal is not options.causal or not call.matches(*tensors):
+        matches = dense_matcher(*tensors, under_no_grad=True)
+        if matches is never:
+            return
+        repeat = run.repeat(made, sizes, inputs.out is not None) if isinstance(run, Repeatable) else None
+        call = _call_like(inputs, options, sizes, matches, names, repeat, _by_run(run, sizes, names))
+    of_thread.keep(kind, shapes, call)
+
+
+def _call_like(
+    inputs: Inputs,
+    options: Options,
+    sizes: Sizes,
+    matches: Matches,
+    names: list[str],
+    repeat: Repeat | None,
+    otherwise: Repetition,
+) -> _Call:
+    """The call that was made.
+
+    Args:
+        names: of the inputs that are not None, in the order of `REPEATED`; `matches` is of them.
+        repeat: the backend's way of making it again.
+        otherwise: what makes it again where there is none.
+    """
+    query, value = inputs.query, inputs.value
+    given = itemgetter(*map(Inputs._fields.index, names))
     tokens, num_heads, _ = query.shape
     value_dim = value.shape[-1]
     on_cuda = query.is_cuda
     allocate = cuda_allocator() if on_cuda else allocate_on_cpu
     output = Layout((tokens, num_heads, value_dim), (num_heads * value_dim, value_dim, 1), query.dtype)
     lse = Layout((tokens, num_heads), (num_heads, 1), torch.float32) if options.return_lse else None
-    recorded = any(tensor.requires_grad for tensor in tensors)
+    recorded = any(tensor.requires_grad for tensor in given(inputs))
     steady = None
     if repeat is not None and repeat.target is not None and not recorded:
         kind = Kind(Inputs._fields, names, tuple(options), matches, allocate, output, lse, sizes.max_seqlen_q)
         steady = repeated_call(kind, repeat.target)
-    call = _Call(
+    return _Call(
         max_seqlen_q=sizes.max_seqlen_q,
         max_seqlen_k=sizes.max_seqlen_k,
         causal=options.causal,
@@ -263,17 +305,12 @@ def _remember(inputs: Inputs, options: Options, run: Run, sizes: Sizes, made: Te
         allocate=allocate,
         output=output,
         lse=lse,
-        repeat=_by_run(run, sizes, names) if repeat is None else repeat.call,
+        repeat=otherwise if repeat is None else repeat.call,
         steady=steady,
     )
-    recent = of_thread.recent
-    keep(recent, _key(inputs, tuple(options)), call, _MAX_RECENT)
-    of_thread.steady.know([each.steady for each in recent.values() if each.steady is not None])
 
 
-def _by_run(
-    run: Run, sizes: Sizes, names: list[str]
-) -> Callable[[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor | None], None]:
+def _by_run(run: Run, sizes: Sizes, names: list[str]) -> Repetition:
     """Repeats a call of a backend that has no shorter way; it is given tensors of these names."""
     order = [*names, "output", "lse"]
     arranged = itemgetter(*(order.index(name) if name in order else len(order) for name in Tensors._fields))

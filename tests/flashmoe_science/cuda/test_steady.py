@@ -101,7 +101,7 @@ class Machine:
             (*options[:5], lse, *options[6:]),
             matches,
             lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype),
-            Layout((3, 4), (4, 1), torch.float32),
+            Layout((len(tensors[0]), 4), (4, 1), torch.float32),
             Layout((3,), (1,), torch.float32) if lse else None,
             1,
         )
@@ -113,7 +113,8 @@ class Machine:
 def attempt(*calls: RepeatedCall) -> Attempt:
     """Of all inputs and all options, each as a tuple, and of both bounds."""
     thread_calls = KnownCalls(len(NAMES))
-    thread_calls.know(calls)
+    for call in calls:
+        thread_calls.add(call)
     function = thread_calls.attempt
     assert function is not None
     return lambda inputs, options, *bounds: function(*inputs, *options, *bounds)
@@ -214,6 +215,43 @@ def test_calls_of_several_kinds_are_known_at_once(machine: Machine) -> None:
     assert call(inputs(sinks=True), window, 1, 40) is None
 
 
+def test_calls_of_one_kind_may_have_any_shapes_in_turn(machine: Machine) -> None:
+    shapes = [((3, 4), (9, 4)), ((5, 4), (9, 4)), ((3, 4), (8, 4)), ((7, 4), (7, 4))]
+    made = [machine.made_like((*map(torch.zeros, each), None, None)) for each in shapes]
+    words = 2, 4, 5
+    for word, call in zip(words, made, strict=False):
+        call.fields.output_word = word
+    call = attempt(*made[:3])
+    for turn in (0, 1, 2, 2, 1, 0, 2, 0, 1):
+        given = (*map(torch.zeros, shapes[turn]), None, None)
+        results = call(given, OPTIONS, 1, 40)
+        assert machine.launched[-1][:2] == (address(given[0]), address(given[1]))
+        assert machine.launched[-1][words[turn]] == address(results)
+    assert len(machine.launched) == 9
+    assert call((*map(torch.zeros, shapes[3]), None, None), OPTIONS, 1, 40) is None
+    assert call((torch.zeros(()), torch.zeros(9, 4), None, None), OPTIONS, 1, 40) is None
+
+
+def test_the_oldest_call_is_forgotten_and_one_that_is_known_is_not_known_twice(machine: Machine) -> None:
+    kinds = [inputs(), inputs(sinks=True), inputs(out=True)]
+    made = [machine.made_like(given) for given in kinds]
+    thread_calls = KnownCalls(len(NAMES), most=2)
+
+    def known() -> list[bool]:
+        assert thread_calls.attempt is not None
+        return [thread_calls.attempt(*given, *OPTIONS, 1, 40) is not None for given in kinds]
+
+    for added, expected in (
+        ((0, 1, 1, 0, 1), [True, True, False]),
+        ((2,), [False, True, True]),
+        ((2, 1, 0), [True, False, True]),
+        ((2, 1), [True, True, False]),
+    ):
+        for number in added:
+            thread_calls.add(made[number])
+        assert known() == expected
+
+
 def test_bounds_say_which_of_two_calls_it_is(machine: Machine) -> None:
     short = machine.made_like(inputs(), bounds=range(41))
     others = machine.made_like(inputs(), bounds=range(41, 100))
@@ -283,7 +321,7 @@ def test_transforms_and_bits_of_tensors_are_left_to_python(machine: Machine) -> 
 
 def test_a_count_of_arguments_that_is_not_a_calls_is_none(machine: Machine) -> None:
     thread_calls = KnownCalls(len(NAMES))
-    thread_calls.know([machine.made_like(inputs())])
+    thread_calls.add(machine.made_like(inputs()))
     assert thread_calls.attempt is not None
     assert thread_calls.attempt(*inputs(), *OPTIONS, 1) is None
     assert thread_calls.attempt(*inputs(), *OPTIONS, 1, 40, 0) is None
@@ -292,17 +330,18 @@ def test_a_count_of_arguments_that_is_not_a_calls_is_none(machine: Machine) -> N
 
 
 def test_a_call_that_is_forgotten_while_it_is_made_is_kept_until_its_end(machine: Machine) -> None:
-    thread_calls, call = KnownCalls(len(NAMES)), machine.made_like(inputs())
+    thread_calls, call = KnownCalls(len(NAMES), most=1), machine.made_like(inputs())
+    other = machine.made_like(inputs(sinks=True))
     forgotten = weakref.ref(call)
 
     def allocate(sizes: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
-        thread_calls.know([])
+        thread_calls.add(other)
         gc.collect()
         assert forgotten() is not None
         return torch.empty_strided(sizes, strides, dtype=dtype)
 
     call.fields.allocate = allocate
-    thread_calls.know([call])
+    thread_calls.add(call)
     del call
     assert thread_calls.attempt is not None
     given = inputs()

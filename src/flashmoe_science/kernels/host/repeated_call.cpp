@@ -26,6 +26,7 @@ FROM_PYTHON PyObject* PyTuple_GetItem(PyObject*, intptr_t);       // borrowed
 FROM_PYTHON intptr_t PyTuple_Size(PyObject*);
 FROM_PYTHON PyObject* PyObject_Type(PyObject*);
 FROM_PYTHON int PyObject_RichCompareBool(PyObject*, PyObject*, int);
+FROM_PYTHON intptr_t PyObject_Size(PyObject*);
 FROM_PYTHON PyObject* PyObject_GetAttr(PyObject*, PyObject*);
 FROM_PYTHON PyObject* PyObject_Call(PyObject*, PyObject*, PyObject*);
 FROM_PYTHON PyObject* PyObject_CallNoArgs(PyObject*);
@@ -65,6 +66,7 @@ struct RepeatedCall {
     void *config, *function, **arguments;
     int64_t given;                               // inputs that are not None
     int64_t given_bits;                          // the same: bit i for input i
+    int64_t tokens;                              // the length of the first of them
     int64_t index_given[MOST_TENSORS];           // of the inputs
     int64_t word[MOST_TENSORS];                  // of the argument, for the address of each given input
     int64_t unaligned[MOST_TENSORS];             // bits that its address may not have
@@ -168,21 +170,25 @@ bool are_options_of(const RepeatedCall& call, PyObject* const* options) {
     return true;
 }
 
-// The call that has these options, bounds and kinds of inputs; null for none. What the tensors are like is not asked.
-const RepeatedCall* known_call(KnownCalls& known, PyObject* const* arguments) {
-    int64_t given_bits = 0;
-    for (int64_t i = 0; i < known.inputs; ++i) given_bits |= (int64_t)(arguments[i] != &_Py_NoneStruct) << i;
+int64_t bits_of_given(const KnownCalls& known, PyObject* const* inputs) {
+    int64_t bits = 0;
+    for (int64_t i = 0; i < known.inputs; ++i) bits |= (int64_t)(inputs[i] != &_Py_NoneStruct) << i;
+    return bits;
+}
+
+// Whether a call has these options, bounds and kinds of inputs. What the tensors are like is not asked.
+bool is_of_kind(const KnownCalls& known, const RepeatedCall& call, int64_t given_bits, PyObject* const* arguments) {
     PyObject* const* const options = arguments + known.inputs;
     PyObject* const* const bounds = options + OPTIONS;
-    for (int64_t tried = 0, i = known.latest; tried < known.count; ++tried, i = i + 1 < known.count ? i + 1 : 0) {
-        const RepeatedCall& call = *known.calls[i];
-        if (given_bits != call.given_bits || !are_options_of(call, options)) continue;
-        if (!bound_within(bounds[0], call.max_seqlen_q, call.max_seqlen_q)) continue;
-        if (!bound_within(bounds[1], call.least_seqlen_k, call.most_seqlen_k)) continue;
-        known.latest = i;
-        return &call;
-    }
-    return nullptr;
+    return given_bits == call.given_bits && are_options_of(call, options) &&
+           bound_within(bounds[0], call.max_seqlen_q, call.max_seqlen_q) &&
+           bound_within(bounds[1], call.least_seqlen_k, call.most_seqlen_k);
+}
+
+int64_t length_of(PyObject* tensor) {
+    const intptr_t length = PyObject_Size(tensor);
+    if (length < 0) PyErr_Clear();
+    return length;
 }
 
 // The default stream, whose handle is 0, cannot be captured.
@@ -210,6 +216,14 @@ PyObject* tensors_of(const KnownCalls& known, const RepeatedCall& call, PyObject
         PyTuple_SetItem(tensors.object, i, with_reference(tensor));
     }
     return tensors.release();
+}
+
+bool is_like(const RepeatedCall& call, PyObject* tensors) {
+    if (!is_true(PyObject_Call(call.matches, tensors, nullptr))) {
+        PyErr_Clear();
+        return false;
+    }
+    return !call.current_device || integer_of(PyObject_CallNoArgs(call.current_device)) == call.device_index;
 }
 
 // The results, a tensor or two, of tensors that are like the call's; None, with nothing done, where the call has to be made another
@@ -251,14 +265,23 @@ PyObject* make(const KnownCalls& known, const RepeatedCall& call, PyObject* tens
 PyObject* repeated_call(PyObject* self, PyObject* const* arguments, intptr_t count) {
     KnownCalls& known = *(KnownCalls*)PyLong_AsVoidPtr(PyTuple_GetItem(self, 0));
     if (count != known.inputs + OPTIONS + 2 || integer_of(PyObject_CallNoArgs(known.modes)) != 0) return not_like();
-    const RepeatedCall* const found = known_call(known, arguments);
-    if (!found) return not_like();
-    const RepeatedCall& call = *found;
-    const Held owner(with_reference(call.owner));
-    const Held tensors(tensors_of(known, call, arguments));
-    if (!tensors.object || !is_true(PyObject_Call(call.matches, tensors.object, nullptr))) return not_like();
-    if (call.current_device && integer_of(PyObject_CallNoArgs(call.current_device)) != call.device_index) return not_like();
-    return make(known, call, tensors.object);
+    const int64_t given_bits = bits_of_given(known, arguments);
+    Held tensors(nullptr);
+    int64_t tokens = ANY;
+    // Most calls are like the latest. Python's code may make the thread know others meanwhile: hence the owner, and no index is trusted.
+    for (int64_t tried = 0, i = known.latest; tried < known.count && i < known.count; ++tried, i = i + 1 < known.count ? i + 1 : 0) {
+        const RepeatedCall& call = *known.calls[i];
+        if ((tokens != ANY && call.tokens != tokens) || !is_of_kind(known, call, given_bits, arguments)) continue;
+        const Held owner(with_reference(call.owner));
+        if (!tensors.object) tensors.object = tensors_of(known, call, arguments);
+        if (!tensors.object) break;
+        if (is_like(call, tensors.object)) {
+            if (i < known.count && known.calls[i] == &call) known.latest = i;
+            return make(known, call, tensors.object);
+        }
+        if (tokens == ANY) tokens = length_of(arguments[0]);
+    }
+    return not_like();
 }
 
 }  // namespace

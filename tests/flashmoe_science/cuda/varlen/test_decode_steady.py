@@ -27,6 +27,7 @@ from flashmoe_science.cuda.tickets import TicketPool
 from flashmoe_science.cuda.varlen import decode, decode_workspace
 from flashmoe_science.errors import InputError
 from flashmoe_science.varlen import launch
+from flashmoe_science.varlen.arguments import Inputs
 from problems import H200
 
 prepare = importlib.import_module("flashmoe_science.cuda.varlen.prepare")
@@ -47,7 +48,7 @@ class Gpu:
     """Runs what is launched on the CPU, and says which stream is current."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.stream, self.capturing, self.launches, self.in_python = 7, False, 0, 0
+        self.stream, self.capturing, self.launches, self.in_python, self.made = 7, False, 0, 0, 0
         self._kernels: list[ctypes.CDLL] = []
         self.entry = DRIVER(self._launch)
         self.asked = CAPTURES(self._is_capturing)
@@ -75,6 +76,7 @@ class Gpu:
 
         def counted(*arguments: Any) -> Any:
             made = repeat(*arguments)
+            self.made += 1
 
             def call(*tensors: Any) -> None:
                 self.in_python += 1
@@ -191,6 +193,60 @@ def test_kinds_of_layers_in_turn_are_all_known(gpu: Gpu) -> None:
             results = attend(layer, **options | computed)
             assert all(map(torch.equal, results, expected))
     assert (gpu.launches, gpu.in_python) == (24, 0)
+
+
+BATCHES = [
+    dataclasses.replace(SHAPE, queries=(1,) * size, keys=(300, 17, 129, 5)[:size]) for size in (3, 2, 4)
+]
+
+
+def test_batches_of_several_sizes_in_turn_are_all_known(gpu: Gpu) -> None:
+    layers = [paged(shape, 16) for shape in BATCHES]
+    first = [attend(layer) for layer in layers]
+    for turn in (0, 1, 2, 2, 1, 0, 1, 2, 0):
+        assert torch.equal(attend(layers[turn]), first[turn])
+    assert (gpu.launches, gpu.in_python, gpu.made) == (12, 0, 3)
+
+
+def test_what_was_made_ready_is_not_again_where_python_makes_calls(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "repeated_call", lambda kind, target: None)
+    layers = [paged(shape, 16) for shape in BATCHES]
+    first = [attend(layer) for layer in layers]
+    for turn in (0, 0, 1, 1, 2, 2, 0, 0):
+        assert torch.equal(attend(layers[turn]), first[turn])
+    assert (gpu.launches, gpu.in_python, gpu.made) == (11, 4, 3)
+
+
+def test_what_was_made_ready_is_again_where_tensors_are_others_of_the_same_shape(gpu: Gpu) -> None:
+    layer, other = paged(SHAPE, 16), paged(dataclasses.replace(SHAPE, dtype=torch.float16), 16)
+    first = attend(layer), attend(other)
+    for _ in range(2):
+        assert torch.equal(attend(layer), first[0])
+        assert torch.equal(attend(other), first[1])
+        with torch.inference_mode():
+            assert torch.equal(attend({name: tensor.clone() for name, tensor in layer.items()}), first[0])
+    assert gpu.launches == 8
+    assert gpu.made >= 3
+
+
+def test_only_so_many_calls_are_kept(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_MAX_MADE", 2)
+    layers = [paged(shape, 16) for shape in BATCHES]
+    for layer in layers:
+        attend(layer)
+    assert len(launch.of_thread.made) == 2
+    assert [shapes[2][0] for shapes in launch.of_thread.made] == [2, 4]
+
+
+def test_a_call_that_the_function_forgot_is_known_again_after_python_made_it(gpu: Gpu) -> None:
+    layer = paged(SHAPE, 16)
+    expected = attend(layer)
+    launch.of_thread.steady = steady.KnownCalls(len(Inputs._fields))
+    for _ in range(3):
+        assert torch.equal(attend(layer), expected)
+    assert (gpu.launches, gpu.in_python) == (4, 1)
 
 
 def test_where_somebody_watches_calls_are_not_made_alone(gpu: Gpu) -> None:
