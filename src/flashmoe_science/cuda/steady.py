@@ -188,7 +188,7 @@ class KnownCalls:
         """Makes those that are known; None where there never were any."""
         self._inputs, self._most = inputs, most
         self._fields: _Known | None = None
-        self._places: dict[int, int] = {}
+        self._slots: dict[int, int] = {}
         """Where in the table a call is, by its address."""
         self._next = 0
         self._calls: list[RepeatedCall] = []
@@ -198,22 +198,22 @@ class KnownCalls:
         """Know this one, too, and try it first."""
         if self._fields is None:
             self._fields, self.attempt = _attempt(self._inputs, self._table, self._calls)
-        place = self._places.get(call.address)
-        if place is None:
-            place = self._place(call)
+        slot = self._slots.get(call.address)
+        if slot is None:
+            slot = self._slot_for(call)
             self._fields.count = len(self._calls)
-        self._fields.latest = place
+        self._fields.latest = slot
 
-    def _place(self, call: RepeatedCall) -> int:
-        place, self._next = self._next, (self._next + 1) % self._most
-        self._table[place] = call.address
-        if place == len(self._calls):
+    def _slot_for(self, call: RepeatedCall) -> int:
+        slot, self._next = self._next, (self._next + 1) % self._most
+        self._table[slot] = call.address
+        if slot == len(self._calls):
             self._calls.append(call)
         else:
-            del self._places[self._calls[place].address]
-            self._calls[place] = call
-        self._places[call.address] = place
-        return place
+            del self._slots[self._calls[slot].address]
+            self._calls[slot] = call
+        self._slots[call.address] = slot
+        return slot
 
 
 def _attempt(inputs: int, table: Any, calls: list[RepeatedCall]) -> tuple[_Known, Attempt]:

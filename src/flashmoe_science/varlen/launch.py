@@ -1,8 +1,9 @@
 """A call on plain tensors: recognised, or checked and made ready; the results' memory, the launch.
 
 A model makes the same call for each layer of a step. So a thread keeps its last call for each combination of options,
-and one comparison in C++, of lengths and bounds too, tells whether the next is like it (`cuda.repeat.matcher`). When
-they change, once a step, the call is looked up by its signature, which has none of them.
+and one comparison in C++, of lengths and bounds too, tells whether the next is like it (`alike.dense_matcher`). When
+they change, once a step, the call is looked up by its signature, which has none of them; what was made ready for
+earlier shapes is kept. On CUDA one function of C has all of these calls, and is asked before (`cuda.steady`).
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ of_thread = _OfThread()
 def repeated(
     inputs: tuple[torch.Tensor | None, ...], options: tuple[object, ...], max_seqlen_q: int, max_seqlen_k: int
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None:
-    """The results of a call that is like this thread's last one with these options; None for any other.
+    """The results of a call that is like this thread's last one with these options, by Python; None for any other.
 
     Args:
         inputs: in the order of `Inputs`.

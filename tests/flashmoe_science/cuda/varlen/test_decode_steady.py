@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from emulated import NEEDS_COMPILER, compile_emulation
@@ -229,6 +230,13 @@ def test_what_was_made_ready_is_again_where_tensors_are_others_of_the_same_shape
             assert torch.equal(attend({name: tensor.clone() for name, tensor in layer.items()}), first[0])
     assert gpu.launches == 8
     assert gpu.made >= 3
+
+
+def test_a_flag_of_numpy_is_a_call_of_its_own(gpu: Gpu) -> None:
+    layer = paged(SHAPE, 16)
+    for causal in (True, np.True_, np.True_, np.True_):
+        attend(layer, causal=causal)
+    assert (gpu.launches, gpu.in_python, gpu.made) == (4, 0, 2)
 
 
 def test_only_so_many_calls_are_kept(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
