@@ -11,14 +11,16 @@
 //
 // Compile-time configuration: HEAD_DIM (64 or 128), BLOCK_M, CAUSAL, WINDOW, CONVERTS, STAGGERED, ELEMENT_BF16.
 
-#include "hopper_backward/converter.cuh"
 #include "hopper_backward/parameters.cuh"
+
+#include "hopper_backward/arithmetic.cuh"
+#include "hopper_backward/converter.cuh"
 #include "hopper_backward/producer.cuh"
 #include "hopper_backward/scheduler.cuh"
 #include "hopper_backward/shared.cuh"
+#include "hopper_backward/store.cuh"
 #include "mma/descriptor.cuh"
 #include "mma/narrow_panel.cuh"
-#include "ptx/global.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared_floats.cuh"
 #include "ptx/stmatrix.cuh"
@@ -27,51 +29,12 @@
 
 namespace backward {
 
-using Scores = ptx::Wgmma<BLOCK_M>;
-using Gradient = ptx::Wgmma<HEAD_DIM>;
 using Piece = ptx::Wgmma<PIECE>;
 
 // Chunks of 16 query rows: of dV, those multiplied while dP is on the way, and of dS, those made at a time. Registers are too
 // short for all at 80 rows, where the products of one chunk run under the arithmetic of the next.
-constexpr int CHUNKS = BLOCK_M / 16;
 constexpr int EARLY = TRANSPOSED ? 1 : CHUNKS;
 constexpr int GROUP = TRANSPOSED ? 2 : CHUNKS;
-constexpr int NEVER = 1 << 30;
-
-// The same number, of which the compiler knows nothing: what is computed from it is computed again at each step, instead
-// of taking up registers throughout.
-__device__ __forceinline__ uint32 opaque(uint32 x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
-// 64 keys (or values) times BLOCK_M query rows (or output gradients), both along the head dimension; issued, not awaited.
-__device__ __forceinline__ void multiply_rows(float (&s)[BLOCK_M / 2], uint64 keys, uint64 rows) {
-    if constexpr (TRANSPOSED) {
-        ptx::pin(s);  // the compiler then leaves probabilities in the scores' registers
-    } else {
-        ptx::forget(s);
-    }
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < HEAD_DIM / 16; ++k) {
-        Scores::ss(s, keys + panel::k_major_offset<BLOCK_N>(k), rows + panel::k_major_offset<BLOCK_M>(k), k != 0);
-    }
-    ptx::wgmma_commit();
-}
-
-// sum += weights rows, along the query rows, by chunks of 16; issued, not awaited.
-template <int BEGIN, int END>
-__device__ __forceinline__ void accumulate(float (&sum)[HEAD_DIM / 2], const uint32 (&weights)[BLOCK_M / 4],
-                                           uint64 rows) {
-    if constexpr (BEGIN == 0) ptx::pin(sum);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int k = BEGIN; k < END; ++k) {
-        Gradient::rs(sum, weights[4 * k], weights[4 * k + 1], weights[4 * k + 2], weights[4 * k + 3],
-                     rows + panel::mn_major_offset(k), 1);
-    }
-}
 
 template <int VALUE>
 struct Number {
@@ -102,64 +65,6 @@ __device__ __forceinline__ void multiply_scores(float (&piece)[PIECE / 2], uint6
     ptx::wgmma_commit();
 }
 
-// An accumulator fragment, pairwise packed, is the operand fragment of a product along its columns.
-template <int BEGIN, int END>
-__device__ __forceinline__ void pack_fragment(const float (&s)[BLOCK_M / 2], uint32 (&packed)[BLOCK_M / 4]) {
-#pragma unroll
-    for (int i = 4 * BEGIN; i < 4 * END; ++i) packed[i] = pack(s[2 * i], s[2 * i + 1]);
-}
-
-// The scores become probabilities. `lse`: of this lane's first column.
-__device__ __forceinline__ void exponentiate(float (&s)[BLOCK_M / 2], float scale_log2, uint32 lse) {
-#pragma unroll
-    for (int i = 0; i < BLOCK_M / 2; i += 4) {
-        const float2 reference = load_shared_pair(lse + 8 * i);
-        s[i] = exp2_approx(fmaf(s[i], scale_log2, -reference.x));
-        s[i + 1] = exp2_approx(fmaf(s[i + 1], scale_log2, -reference.y));
-        s[i + 2] = exp2_approx(fmaf(s[i + 2], scale_log2, -reference.x));
-        s[i + 3] = exp2_approx(fmaf(s[i + 3], scale_log2, -reference.y));
-    }
-}
-
-// The gradients of probabilities become those of scores, by chunks of 16 query rows.
-template <int BEGIN, int END>
-__device__ __forceinline__ void differentiate(float (&dp)[BLOCK_M / 2], const float (&p)[BLOCK_M / 2], uint32 delta) {
-#pragma unroll
-    for (int i = 8 * BEGIN; i < 8 * END; i += 4) {
-        const float2 mean = load_shared_pair(delta + 8 * i);
-        dp[i] = p[i] * (dp[i] - mean.x);
-        dp[i + 1] = p[i + 1] * (dp[i + 1] - mean.y);
-        dp[i + 2] = p[i + 2] * (dp[i + 2] - mean.x);
-        dp[i + 3] = p[i + 3] * (dp[i + 3] - mean.y);
-    }
-}
-
-// Sets scores to -inf whose query row lies before the first that sees the key. `low`, `high`: how many rows, from this
-// lane's first column on, do not see its two keys.
-__device__ __forceinline__ void mask(float (&s)[BLOCK_M / 2], int low, int high) {
-#pragma unroll
-    for (int i = 0; i < BLOCK_M / 2; i += 4) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            if (2 * i + j < low) s[i + j] = NEGATIVE_INFINITY;
-            if (2 * i + j < high) s[i + 2 + j] = NEGATIVE_INFINITY;
-        }
-    }
-}
-
-// The same of those that lie after the last that sees the key. `low`, `high`: how many rows, from this lane's first column on,
-// lie before the first that does not see its two keys any more.
-__device__ __forceinline__ void mask_after(float (&s)[BLOCK_M / 2], int low, int high) {
-#pragma unroll
-    for (int i = 0; i < BLOCK_M / 2; i += 4) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            if (2 * i + j >= low) s[i + j] = NEGATIVE_INFINITY;
-            if (2 * i + j >= high) s[i + 2 + j] = NEGATIVE_INFINITY;
-        }
-    }
-}
-
 // Score gradients to shared memory, [key][query row], in panels of 64 query rows, or of 16.
 template <int BEGIN, int END>
 __device__ __forceinline__ void store_scores(const uint32 (&packed)[BLOCK_M / 4], uint32 scores, int row) {
@@ -172,29 +77,11 @@ __device__ __forceinline__ void store_scores(const uint32 (&packed)[BLOCK_M / 4]
     }
 }
 
-// This lane's two rows of dK or dV. Neighbouring lanes exchange halves, so that each writes four columns.
-__device__ __forceinline__ void store_rows(const Parameters& p, float (&sum)[HEAD_DIM / 2], float factor, uint16* destination,
-                                           const int64 (&stride)[3], const Tile& tile, int consumer) {
-    const int lane = threadIdx.x % 32;
-    const bool odd = lane & 1;
-    const int first_row = tile.n_block * BLOCK_N + consumer * ROWS + threadIdx.x / 32 % 4 * 16 + lane / 4;
-    const int first_column = (odd ? 8 : 0) + (lane & 2) * 2;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int row = first_row + 8 * half;
-        const bool inside = row < p.seqlen_k;
-        uint16* start = destination + tile.batch * stride[0] + tile.head * stride[1] + row * stride[2] + first_column;
-#pragma unroll
-        for (int group = 0; group < HEAD_DIM / 8; group += 2) {
-            const float* pair = sum + 4 * group + 2 * half;
-            const uint32 left = pack(pair[0] * factor, pair[1] * factor);
-            const uint32 right = pack(pair[4] * factor, pair[5] * factor);
-            const uint32 received = __shfl_xor_sync(0xffffffff, odd ? left : right, 1);
-            if (inside && group * 8 + first_column < p.head_dim) {
-                store_global(reinterpret_cast<char*>(start + group * 8), odd ? received : left, odd ? right : received);
-            }
-        }
-    }
+// dK or dV of a consumer's keys.
+__device__ __forceinline__ void store_keys(const Parameters& p, const float (&sum)[HEAD_DIM / 2], float factor,
+                                           uint16* destination, const int64 (&stride)[3], const Tile& tile, int consumer) {
+    store_rows<HEAD_DIM>(sum, factor, destination + tile.batch * stride[0] + tile.head * stride[1], stride[2],
+                         tile.n_block * BLOCK_N + consumer * ROWS, p.seqlen_k, 0, p.head_dim);
 }
 
 __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& shared, const Tile& tile, int consumer,
@@ -334,8 +221,8 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     release(shared.piece_full(consumer));
 
     const Tile again = read_tile(shared, progress.tiles().stage());  // held in registers throughout, it would not leave enough
-    store_rows(p, dv, 1.f, p.grad_value, p.grad_value_stride, again, consumer);
-    store_rows(p, dk, p.scale, p.grad_key, p.grad_key_stride, again, consumer);
+    store_keys(p, dv, 1.f, p.grad_value, p.grad_value_stride, again, consumer);
+    store_keys(p, dk, p.scale, p.grad_key, p.grad_key_stride, again, consumer);
 }
 
 // Keys that no row sees, which are not loaded.
@@ -345,8 +232,8 @@ __device__ __forceinline__ void skip_tile(const Parameters& p, const Shared& sha
     ptx::mbarrier_wait(shared.value_full(), progress.tiles().stage());
     release(shared.keys_empty());
     float zeros[HEAD_DIM / 2] = {};
-    store_rows(p, zeros, 0.f, p.grad_value, p.grad_value_stride, tile, consumer);
-    store_rows(p, zeros, 0.f, p.grad_key, p.grad_key_stride, tile, consumer);
+    store_keys(p, zeros, 0.f, p.grad_value, p.grad_value_stride, tile, consumer);
+    store_keys(p, zeros, 0.f, p.grad_key, p.grad_key_stride, tile, consumer);
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, const Shared& shared, int consumer) {

@@ -3,12 +3,12 @@
 #pragma once
 
 #include "hopper_backward/parameters.cuh"
+#include "hopper_backward/release.cuh"
 #include "hopper_backward/scheduler.cuh"
 #include "mma/descriptor.cuh"
 #include "mma/narrow_panel.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/vector.cuh"
-#include "racecheck.cuh"
 
 namespace backward {
 
@@ -101,8 +101,6 @@ struct Progress {
     __device__ __forceinline__ void tile() { bits = (bits & ~3u) | ((bits + 1) & 3); }
 };
 
-constexpr int RELEASES = RACECHECK ? WARPGROUP : WARPGROUP / 32;  // of a consumer; see `release`
-
 __device__ __forceinline__ void initialise(const Shared& shared) {
     ptx::mbarrier_init(shared.key_full(), 1);
     ptx::mbarrier_init(shared.value_full(), 1);
@@ -121,7 +119,7 @@ __device__ __forceinline__ void initialise(const Shared& shared) {
     for (int stage = 0; stage < STAGES; ++stage) {
         ptx::mbarrier_init(shared.scores_full(stage), CONSUMERS * RELEASES);
         ptx::mbarrier_init(shared.tile_full(stage), 1);
-        ptx::mbarrier_init(shared.tile_empty(stage), CONSUMERS * (RELEASES + 1) + CONVERTS * RELEASES / 4);
+        ptx::mbarrier_init(shared.tile_empty(stage), CONSUMERS * (RELEASES + 1) + CONVERTS * RELEASES_OF_WARP);
     }
     ptx::mbarrier_init_fence();
 }
@@ -139,12 +137,6 @@ __device__ __forceinline__ void publish_tile(const Shared& shared, Ring& slot, c
 __device__ __forceinline__ Tile read_tile(const Shared& shared, int slot) {
     const Chunk tile = load_shared(shared.tile(slot));
     return {static_cast<int>(tile.x), static_cast<int>(tile.y), static_cast<int>(tile.z), static_cast<int>(tile.w)};
-}
-
-// Marks something that the whole warp is done with.
-__device__ __forceinline__ void release(uint32 barrier) {
-    __syncwarp();
-    if (RACECHECK || threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
 }
 
 }  // namespace backward
