@@ -70,7 +70,7 @@ def test_which_kernels_an_architecture_gets() -> None:
     hopper = {"attention_hopper", "attention_hopper_varlen", "moe_hopper"}
     hopper |= {
         f"attention_backward_{step}"
-        for step in ("prepare", "hopper", "convert", "two_pass_query", "two_pass_key_value")
+        for step in ("short", "prepare", "hopper", "convert", "two_pass_query", "two_pass_key_value")
     }
     hopper |= {f"moe_backward_{step}" for step in ("weights", "hopper")}
     assert {kernel.function for kernel in kernels(["sm_90"])} == functions | hopper
@@ -135,7 +135,7 @@ def test_an_older_compiler_builds_the_other_kernels(monkeypatch: pytest.MonkeyPa
     assert {module.__name__ for module in asking} == {device.__name__, wgmma.__name__}
     of_hopper = {
         *("attention_hopper", "attention_hopper_varlen", "moe_hopper", "moe_backward_hopper"),
-        *("attention_backward_hopper", "attention_backward_two_pass_query"),
+        *("attention_backward_short", "attention_backward_hopper", "attention_backward_two_pass_query"),
     }
     monkeypatch.setattr(wgmma, "nvrtc_version", lambda: (12, 8))
     assert not of_hopper & {kernel.function for kernel in kernels(["sm_90a"])}

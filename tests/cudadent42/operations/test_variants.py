@@ -128,7 +128,7 @@ def test_any_names_without_commas_come_back(names: list[str]) -> None:
         ),
         ("attention", "pytorch[portable]", "pytorch has no variants; name it without brackets"),
         ("attention", "nobody[portable]", "unknown implementation 'nobody[portable]'"),
-        ("attention_backward", "cudadent42[small]", "On CUDA: hopper, two_pass, portable, and fields"),
+        ("attention_backward", "cudadent42[small]", "On CUDA: short, hopper, two_pass, portable, and fields"),
         ("moe", "cudadent42[few,up.way=sideways]", "up.way is 'sideways'; expected split, tiles, combined"),
         ("moe", "cudadent42[portable,up=1]", "no field 'up'"),
     ],

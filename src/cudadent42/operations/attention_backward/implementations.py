@@ -132,6 +132,7 @@ def variants_of(operation: str, package: str = OUR_PACKAGE) -> Variants:
     records = f"{package}.configs.attention"
     return Variants(
         {
+            "short": importlib.import_module(f"{records}.backward_short").ShortBackward,
             "hopper": importlib.import_module(f"{records}.backward_hopper").HopperBackward,
             "two_pass": importlib.import_module(f"{records}.backward_two_pass").TwoPassBackward,
             "portable": importlib.import_module(f"{records}.backward").PortableBackward,

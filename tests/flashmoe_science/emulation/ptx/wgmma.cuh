@@ -25,14 +25,14 @@ template <int N> struct Wgmma {
       for (int h=0;h<2;h++) d[4*i+2*h+j] = (accumulate ? d[4*i+2*h+j] : 0) + sum[h];
     }
   }
-  // The other lanes of a quad have the rest of this one's rows. Of values, the inner product runs across the rows.
-  static void rs(float (&d)[N/2], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b, int accumulate) {
+  // The other lanes of a quad have the rest of this one's rows.
+  template <int B_ACROSS = 1> static void rs(float (&d)[N/2], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b, int accumulate) {
     uint32* own = warp_->slot[lane_]; own[0] = a0, own[1] = a1, own[2] = a2, own[3] = a3; __syncwarp();
     float left[2][16], right[16];
     for (int h=0;h<2;h++) for (int k=0;k<16;k++) { const uint32 x = warp_->slot[lane_/4*4 + k%8/2][h + k/8*2]; left[h][k] = dec(k%2 ? x>>16 : x&0xffff); }
     __syncwarp();
     for (int i=0;i<N/8;i++) for (int j=0;j<2;j++) {
-      wgmma_operand(right, b, true, 8*i+2*(lane_%4)+j);
+      wgmma_operand(right, b, B_ACROSS, 8*i+2*(lane_%4)+j);
       float sum[2] = {};
       for (int k=0;k<16;k++) sum[0] += left[0][k]*right[k], sum[1] += left[1][k]*right[k];
       for (int h=0;h<2;h++) d[4*i+2*h+j] = (accumulate ? d[4*i+2*h+j] : 0) + sum[h];

@@ -1,7 +1,7 @@
 """The backward pass of attention on CUDA.
 
 A call goes `backward` -> a launch plan, cached per shape -> the driver. Plans are made by `select` (which kernel) and
-the kernel's own module (`hopper`, `two_pass`, `portable`). `cuda.choice.KernelModule` says how to add
+the kernel's own module (`short`, `hopper`, `two_pass`, `portable`). `cuda.choice.KernelModule` says how to add
 one; its kind is a member of `GradientKind`.
 """
 

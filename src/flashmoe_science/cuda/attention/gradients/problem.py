@@ -14,6 +14,7 @@ from flashmoe_science.gradients import Needs
 class GradientKind(Enum):
     """The kernels of attention's backward pass for CUDA."""
 
+    SHORT = "short"
     HOPPER = "hopper"
     TWO_PASS = "two_pass"
     PORTABLE = "portable"

@@ -10,6 +10,7 @@ import struct
 import torch
 
 from flashmoe_science.configs.attention.backward_hopper import PREPARE_DEPTH, PREPARE_THREADS, HopperBackward
+from flashmoe_science.configs.attention.backward_short import ShortBackward
 from flashmoe_science.configs.attention.backward_two_pass import TwoPassBackward
 from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem
 from flashmoe_science.cuda.attention.problem import Strides
@@ -45,7 +46,9 @@ def why_not_problem(problem: BackwardProblem) -> str | None:
     return None
 
 
-def check_fits(problem: BackwardProblem, configuration: TwoPassBackward | HopperBackward) -> None:
+def check_fits(
+    problem: BackwardProblem, configuration: TwoPassBackward | HopperBackward | ShortBackward
+) -> None:
     """Raise InputError where the configuration was chosen for another problem."""
     if problem.head_dim > configuration.head_dim or problem.causal != configuration.causal:
         raise InputError(
@@ -58,15 +61,19 @@ def _all_mappable(problem: BackwardProblem) -> bool:
     queries = problem.batch, problem.num_heads, problem.seqlen_q
     keys = problem.batch, problem.num_kv_heads, problem.seqlen_k
     return all(
-        stride > 0 or size == 1
+        is_mappable(strides, sizes)
         for strides, sizes in (
             (problem.query_strides, queries),
             (problem.grad_output_strides, queries),
             (problem.key_strides, keys),
             (problem.value_strides, keys),
         )
-        for stride, size in zip(strides, sizes, strict=True)
     )
+
+
+def is_mappable(strides: Strides, sizes: tuple[int, int, int]) -> bool:
+    """Whether a tensor map can describe a tensor: no dimension is expanded."""
+    return all(stride > 0 or size == 1 for stride, size in zip(strides, sizes, strict=True))
 
 
 def kernel(
@@ -166,14 +173,20 @@ def tensor_maps(
 
 def grad_query_map(problem: BackwardProblem, launcher: Launcher, at: int) -> TensorMap:
     """Of what is stored at a time."""
-    strides = problem.grad_query_strides
+    return row_map(problem, launcher, at, problem.grad_query_strides, columns=_STORED, rows=_STORED)
+
+
+def row_map(
+    problem: BackwardProblem, launcher: Launcher, at: int, strides: Strides, *, columns: int, rows: int
+) -> TensorMap:
+    """Of a tensor with the query's shape, by boxes of ``rows`` by ``columns``."""
     return TensorMap(
         launcher.buffer,
         at,
         problem.dtype,
         (problem.head_dim, problem.seqlen_q, problem.num_heads, problem.batch),
         (strides[2], strides[1], strides[0]),
-        (_STORED, _STORED),
+        (columns, rows),
     )
 
 

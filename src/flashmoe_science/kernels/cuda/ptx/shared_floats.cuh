@@ -1,6 +1,16 @@
-// Vectors of floats in shared memory.
+// Floats in shared memory, and vectors of them.
 #pragma once
 #include "types.cuh"
+
+__device__ __forceinline__ float load_shared_float(uint32 address) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+    return x;
+}
+
+__device__ __forceinline__ void store_shared_float(uint32 address, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
 
 __device__ __forceinline__ float2 load_shared_pair(uint32 address) {
     float2 x;

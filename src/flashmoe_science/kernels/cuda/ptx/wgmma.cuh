@@ -3,7 +3,7 @@
 // 16w + t/4 at columns 8i + 2(t%4) + {0, 1}, then row + 8 at the same columns.
 //
 //   ss: A and B from shared memory (descriptors), K-major; A_ACROSS, B_ACROSS: MN-major (transposed).
-//   rs: A from registers, B from shared memory, MN-major (transposed).
+//   rs: A from registers, B from shared memory, MN-major (transposed); B_ACROSS = 0: K-major.
 #pragma once
 
 #include "types.cuh"
@@ -68,8 +68,8 @@ struct Wgmma;
 #define WGMMA_ONES_10(f, t) WGMMA_ONES_8(f, t) f(t##8) f(t##9)
 #define WGMMA_REST(f, TENS, ONES) WGMMA_TENS_##TENS(f) WGMMA_ONES_##ONES(f, TENS)
 
-// The accumulators are 10 TENS + ONES; H to M: the numbers of the operands after them.
-#define WGMMA(N, TENS, ONES, H, I, J, K, L, M) \
+// The accumulators are 10 TENS + ONES; H to N_: the numbers of the operands after them.
+#define WGMMA(N, TENS, ONES, H, I, J, K, L, M, N_) \
 template <> \
 struct Wgmma<N> { \
     template <int A_ACROSS = 0, int B_ACROSS = A_ACROSS> \
@@ -83,30 +83,31 @@ struct Wgmma<N> { \
             : "l"(a), "l"(b), "r"(accumulate), "n"(A_ACROSS), "n"(B_ACROSS)); \
     } \
  \
+    template <int B_ACROSS = 1> \
     static __device__ __forceinline__ void rs(float (&d)[N / 2], uint32 a0, uint32 a1, uint32 a2, uint32 a3, uint64 b, \
                                               int accumulate) { \
         asm volatile( \
             "{\n.reg .pred p;\nsetp.ne.b32 p, %" #M ", 0;\n" \
             "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." WGMMA_TYPES " {" \
             "%0" WGMMA_REST(WGMMA_NAME, TENS, ONES) "}, " \
-            "{%" #H ", %" #I ", %" #J ", %" #K "}, %" #L ", p, 1, 1, 1;\n}" \
+            "{%" #H ", %" #I ", %" #J ", %" #K "}, %" #L ", p, 1, 1, %" #N_ ";\n}" \
             : "+f"(d[0]) WGMMA_REST(WGMMA_REGISTER, TENS, ONES) \
-            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(accumulate)); \
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(accumulate), "n"(B_ACROSS)); \
     } \
 };
 
-WGMMA(32, 1, 6, 16, 17, 18, 19, 20, 21)
-WGMMA(48, 2, 4, 24, 25, 26, 27, 28, 29)
-WGMMA(64, 3, 2, 32, 33, 34, 35, 36, 37)
-WGMMA(80, 4, 0, 40, 41, 42, 43, 44, 45)
-WGMMA(96, 4, 8, 48, 49, 50, 51, 52, 53)
-WGMMA(112, 5, 6, 56, 57, 58, 59, 60, 61)
-WGMMA(128, 6, 4, 64, 65, 66, 67, 68, 69)
-WGMMA(144, 7, 2, 72, 73, 74, 75, 76, 77)
-WGMMA(160, 8, 0, 80, 81, 82, 83, 84, 85)
-WGMMA(176, 8, 8, 88, 89, 90, 91, 92, 93)
-WGMMA(192, 9, 6, 96, 97, 98, 99, 100, 101)
-WGMMA(256, 12, 8, 128, 129, 130, 131, 132, 133)
+WGMMA(32, 1, 6, 16, 17, 18, 19, 20, 21, 22)
+WGMMA(48, 2, 4, 24, 25, 26, 27, 28, 29, 30)
+WGMMA(64, 3, 2, 32, 33, 34, 35, 36, 37, 38)
+WGMMA(80, 4, 0, 40, 41, 42, 43, 44, 45, 46)
+WGMMA(96, 4, 8, 48, 49, 50, 51, 52, 53, 54)
+WGMMA(112, 5, 6, 56, 57, 58, 59, 60, 61, 62)
+WGMMA(128, 6, 4, 64, 65, 66, 67, 68, 69, 70)
+WGMMA(144, 7, 2, 72, 73, 74, 75, 76, 77, 78)
+WGMMA(160, 8, 0, 80, 81, 82, 83, 84, 85, 86)
+WGMMA(176, 8, 8, 88, 89, 90, 91, 92, 93, 94)
+WGMMA(192, 9, 6, 96, 97, 98, 99, 100, 101, 102)
+WGMMA(256, 12, 8, 128, 129, 130, 131, 132, 133, 134)
 
 #undef WGMMA
 #undef WGMMA_NAME
