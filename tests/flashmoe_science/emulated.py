@@ -64,8 +64,8 @@ def compile_emulation(kernel: CudaKernel, parameters: str, *, copies_late: bool 
 
     Args:
         parameters: name of the struct that the kernel takes.
-        copies_late: asynchronous copies happen when they are waited for, as late as a GPU may do them; else at once,
-            as early as it may.
+        copies_late: asynchronous copies happen when they are waited for, as late as a GPU may do them, and those that
+            complete a barrier at once or late, in any order; else at once, as early as it may.
     """
     text = (KERNEL_DIRECTORY / kernel.source).read_text()
     text = text.replace(_DYNAMIC_SHARED, _ARENA).replace(_RAW_SHARED, _RAW_ARENA)

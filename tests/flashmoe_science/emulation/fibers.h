@@ -42,6 +42,10 @@ class Fibers {
     }
 
 public:
+    // What is done beside the threads, as TMA's copies are, when all of them wait: does one thing of those that are to be done;
+    // false if there is none.
+    static inline bool (*beside)() = nullptr;
+
     // Calls `resume(i)` whenever thread i goes on, `body(i)` once for each. Fibers that have run leave their stacks to the
     // next ones. Where all wait for each other, that is the end.
     template <class Resume, class Body>
@@ -63,8 +67,9 @@ public:
                 go_on(fiber);
                 if (fiber.ended) left--;
             }
-            if (!any) abort();
+            if (!any && !(beside && beside())) abort();
         }
+        while (beside && beside()) continue;
     }
     // Lets the others go on.
     [[gnu::noinline]] static void yield() {

@@ -152,7 +152,7 @@ def test_the_numbers_of_operands_follow_from_the_width() -> None:
     for width, tens, ones, *others in _widths():
         accumulators = width // 2
         assert (tens, ones) == divmod(accumulators, 10)
-        assert others == [accumulators + i for i in range(6)]
+        assert others == [accumulators + i for i in range(7)]
 
 
 def _widths() -> list[list[int]]:

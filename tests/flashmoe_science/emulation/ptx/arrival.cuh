@@ -5,5 +5,5 @@ inline void store_partial(float4* a, const float4& x) { *a = x; }
 inline void store_partial(float2* a, const float2& x) { *a = x; }
 inline float4 load_partial(const float4* a) { return *a; }
 inline float2 load_partial(const float2* a) { return *a; }
-inline void await_turn(const uint32* turn, uint32 value) { for (int turns = 0; *turn != value; turns++) { if (turns > 1000000) abort(); Fibers::yield(); } }
+inline void await_turn(const uint32* turn, uint32 value) { while (*turn != value) Fibers::yield_while(turn, ~0u, *turn); }
 inline void pass_turn(uint32* turn, uint32 value) { *turn = value; }

@@ -1,0 +1,18 @@
+// Copies that complete a barrier. COPIES_LATE: 1 does some at once and others when no thread can go on without, these in any order,
+// as a GPU may; 0 all at once. So a thread that takes an old round of a barrier for its own finds what was there before.
+#pragma once
+#include "types.cuh"
+struct Late { Block* block; void (*copy)(const uint64*); uint64 with[9]; };
+inline std::vector<Late> late_copies;
+inline uint32 drawn = 1;
+inline uint32 draw() { return drawn = drawn * 1664525 + 1013904223, drawn >> 16; }
+inline bool copy_late() {
+  if (late_copies.empty()) return false;
+  const size_t at = draw() % late_copies.size(); const Late late = late_copies[at]; late_copies.erase(late_copies.begin() + at);
+  Block* own = block_; block_ = late.block; late.copy(late.with); block_ = own;
+  return true;
+}
+inline void copy_sooner_or_later(const Late& late) {
+  if (!COPIES_LATE || draw() % 2) return late.copy(late.with);
+  Fibers::beside = copy_late, late_copies.push_back(late);
+}
