@@ -74,7 +74,7 @@ def gradients(
         total = torch.where(without_keys, lse, torch.logaddexp(lse, logits))
         ratio = torch.where(without_keys, 0.0, (total - lse).exp().clamp(max=torch.finfo(torch.float32).max))
         if of_sinks:
-            delta = (call.output.float() * grad_output.float()).sum(-1)
+            delta = (call.output.float() * grad_output).sum(-1)
             share = torch.where(without_keys, 0.0, (logits - total).exp())
             grad_sinks = -(delta * share).sum((0, 2))
     if not any(needs):
@@ -134,7 +134,7 @@ def _composed(
     of_query = torch.zeros_like(query) if needs.query else None
     of_keys = torch.zeros_like(keys) if needs.key else None
     of_values = torch.zeros_like(values) if needs.value else None
-    delta = (call.output.float() * grad_output.float()).sum(-1)
+    delta = (call.output.float() * grad_output).sum(-1)
     if grad_lse is not None:
         delta = delta - grad_lse
     (left, right), softcap, scale = options
