@@ -25,6 +25,7 @@ from attention_backward import Backward, assert_gradients, backward_case
 
 from flashmoe_science.configs.attention import backward as portable_configs
 from flashmoe_science.configs.attention.backward_hopper import HopperBackward
+from flashmoe_science.configs.attention.backward_short import ShortBackward
 from flashmoe_science.cuda.attention.gradients import portable, wgmma
 from flashmoe_science.cuda.attention.gradients.backward import _problem, backward
 from flashmoe_science.cuda.attention.gradients.problem import GradientKind
@@ -61,6 +62,8 @@ LONG_TILES = [
     HopperBackward(128, False, staggered=True),
     *(HopperBackward(head_dim, True, converts=True, window=True) for head_dim in (128, 64)),
 ]
+MANY_HEADS = [((70, 130), 64, False, True), ((33, 40), 64, True, False)]
+"""Of the kernel for short sequences, whose blocks then have three heads of keys."""
 NEEDS = [ALL, ALL, Needs(True, False, False), ALL, ALL, Needs(False, True, True)]
 
 
@@ -72,12 +75,13 @@ def made(
     window: int = -1,
     *,
     dtype: torch.dtype,
+    batch: int = 1,
 ) -> Backward:
     """A call on the CPU, with what is right."""
     generator = torch.Generator().manual_seed(sum(lengths) + head_dim)
 
     def normal(heads: int, rows: int) -> torch.Tensor:
-        return torch.randn(1, heads, rows, head_dim, generator=generator).to(dtype)
+        return torch.randn(batch, heads, rows, head_dim, generator=generator).to(dtype)
 
     seqlen_q, seqlen_k = lengths
     return backward_case(
@@ -86,7 +90,7 @@ def made(
         normal(2, seqlen_k),
         normal(4, seqlen_q),
         causal=causal,
-        grad_lse=torch.randn(1, 4, seqlen_q, generator=generator) if with_lse else None,
+        grad_lse=torch.randn(batch, 4, seqlen_q, generator=generator) if with_lse else None,
         window=(window, -1),
     )
 
@@ -157,6 +161,12 @@ def main() -> None:
         for given, tile in zip(LONG, LONG_TILES, strict=True):
             assert_right(made(*given, dtype=torch.bfloat16), ALL, Choice(GradientKind.HOPPER, tile, ""))
             launches["hopper, long"] += 1
+    if launches[GradientKind.SHORT.value]:
+        heads = 2 * device_of(torch.cuda.current_device()).multiprocessors + 2
+        for given in MANY_HEADS:
+            case = made(*given, dtype=torch.bfloat16, batch=-(-heads // 2))
+            assert_right(case, ALL, Choice(GradientKind.SHORT, ShortBackward(case.causal)))
+            launches["short, several heads of a block"] += 1
     torch.cuda.synchronize()
     assert launches
     print(f"passed; launches: {', '.join(f'{name} {count}' for name, count in launches.items())}")

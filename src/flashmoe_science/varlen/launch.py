@@ -74,7 +74,7 @@ class _Call(NamedTuple):
 class _OfThread(threading.local):
     def __init__(self) -> None:
         self.steady = KnownCalls(len(Inputs._fields))
-        """Makes calls like those of `recent` without a line of Python, where it can."""
+        """Makes calls like those of `made` without a line of Python, where it can."""
         self.recent: dict[tuple[object, ...], _Call] = {}
         """By options, and by which inputs are not None."""
         self.made: dict[tuple[object, ...], _Call] = {}

@@ -101,7 +101,7 @@ class AddressOf:
         return int(tensor.data_ptr()) + self.wrong_by
 
 
-def test_only_of_plain_tensors_is_the_address_asked_by_the_shorter_way(
+def test_only_of_plain_results_is_the_address_asked_by_the_shorter_way(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = AddressOf(monkeypatch)
@@ -109,14 +109,26 @@ def test_only_of_plain_tensors_is_the_address_asked_by_the_shorter_way(
     given = (
         torch.nn.Parameter(torch.zeros(3, 4), False),
         torch.zeros(9, 4).as_subclass(Subclass),
-        None,
+        torch.zeros(3),
         None,
     )
     call = machine.call_like(given)
     asked.types.clear()
     results = call(given, OPTIONS, 1, 40)
-    assert machine.launched == [(address(given[0]), address(given[1]), address(results), 0, 0, 0)]
+    sinks = address(given[2])
+    assert machine.launched == [(address(given[0]), address(given[1]), address(results), 0, sinks, 0)]
     assert asked.types == [torch.Tensor], "the result alone"
+
+
+def test_a_tensor_whose_memory_may_not_be_read_goes_the_longer_way(machine: Machine) -> None:
+    """Which says why not, as PyTorch does of what a later replay has overwritten."""
+    call = machine.call_like(inputs())
+    given = inputs()
+    torch._C._set_throw_on_mutable_data_ptr(given[0])  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError):
+        given[0].data_ptr()
+    assert call(given, OPTIONS, 1, 40) is None
+    assert machine.launched == []
 
 
 def without_slots(name: str, *types: Any) -> Any:

@@ -42,6 +42,26 @@ def test_calls_of_several_kinds_are_known_at_once(machine: Machine) -> None:
     assert call(inputs(sinks=True), window, 1, 40) is None
 
 
+def test_a_bound_may_run_code_that_makes_the_thread_forget_its_calls(machine: Machine) -> None:
+    """It is asked once, whatever the number of calls, and before any of them is looked at."""
+    known = KnownCalls(len(NAMES), most=1)
+    known.add(machine.made_like(inputs()))
+    call = known.attempt
+    assert call is not None
+    asked = []
+
+    class Bound:
+        def __index__(self) -> int:
+            asked.append(self)
+            known.add(machine.made_like(inputs(sinks=True)))
+            gc.collect()
+            return 1
+
+    call(*inputs(), *OPTIONS, Bound(), 40)
+    assert len(asked) == 1
+    assert call(*inputs(sinks=True), *OPTIONS, 1, 40) is not None
+
+
 def test_calls_of_one_kind_may_have_any_shapes_in_turn(machine: Machine) -> None:
     shapes = [((3, 4), (9, 4)), ((5, 4), (9, 4)), ((3, 4), (8, 4)), ((7, 4), (7, 4))]
     made = [machine.made_like((*map(torch.zeros, each), None, None)) for each in shapes]

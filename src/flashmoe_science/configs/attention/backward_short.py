@@ -57,8 +57,10 @@ def fits(*, group: int, seqlen_q: int) -> bool:
 def pays(*, heads: int, seqlen_k: int, multiprocessors: int) -> bool:
     """Whether it is the quickest kernel. ``heads``: of keys, in the whole batch."""
     rounds = -(-heads // multiprocessors)
-    filled = heads / (rounds * multiprocessors)
     blocks = -(-seqlen_k // BLOCK_N)
+    if rounds == 0:
+        return False
+    filled = heads / (rounds * multiprocessors)
     return any(blocks <= most and filled >= least for most, least in _LEAST_FILLED)
 
 

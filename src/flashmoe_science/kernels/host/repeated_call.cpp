@@ -82,7 +82,7 @@ struct KnownCalls {
     PyObject* (*nested_of)(PyObject* nested, PyObject* tensor, PyObject* type);
     PyObject* data_ptr;                          // the method of tensors
     PyObject* tensor_type;                       // of which `address_of` may be asked: it throws for others
-    void* (*address_of)(PyObject* tensor);       // null: the method is
+    void* (*address_of)(PyObject* tensor);       // null: the method is; for results alone, see `address_of_result`
     int64_t inputs;
     int64_t count, latest;                       // of the calls; the index of the one that was made last
     const RepeatedCall* const* calls;
@@ -127,8 +127,14 @@ int64_t integer_of(PyObject* number) {
 bool has_type(PyObject* object, PyObject* type) { return Held(PyObject_Type(object)).object == type; }
 
 uint64_t address_of(const KnownCalls& known, PyObject* tensor) {
-    if (known.address_of && has_type(tensor, known.tensor_type)) return (uint64_t)known.address_of(tensor);
     return (uint64_t)integer_of(PyObject_CallFunctionObjArgs(known.data_ptr, tensor, nullptr));
+}
+
+// PyTorch's own function throws in C++ for a tensor whose memory may not be read, as those that a later replay of CUDA graphs has
+// overwritten. What was allocated just now may be.
+uint64_t address_of_result(const KnownCalls& known, PyObject* tensor) {
+    if (known.address_of && has_type(tensor, known.tensor_type)) return (uint64_t)known.address_of(tensor);
+    return address_of(known, tensor);
 }
 
 // True too where it cannot be told.
@@ -137,10 +143,11 @@ bool may_be_nested(const KnownCalls& known, PyObject* tensor) {
     return !answer.object || answer.object == &_Py_TrueStruct;
 }
 
-bool bound_within(PyObject* given, int64_t least, int64_t most) {
+// Below all that calls have where it is none.
+int64_t bound_of(PyObject* given) {
     const long bound = PyLong_AsLong(given);
     if (bound == -1) PyErr_Clear();  // it may be no integer
-    return bound >= least && bound <= most;
+    return bound;
 }
 
 // Equal numbers of one type, which may be computed anew for each call. No code but Python's own decides.
@@ -177,12 +184,9 @@ int64_t bits_of_given(const KnownCalls& known, PyObject* const* inputs) {
 }
 
 // Whether a call has these options, bounds and kinds of inputs. What the tensors are like is not asked.
-bool is_of_kind(const KnownCalls& known, const RepeatedCall& call, int64_t given_bits, PyObject* const* arguments) {
-    PyObject* const* const options = arguments + known.inputs;
-    PyObject* const* const bounds = options + OPTIONS;
-    return given_bits == call.given_bits && are_options_of(call, options) &&
-           bound_within(bounds[0], call.max_seqlen_q, call.max_seqlen_q) &&
-           bound_within(bounds[1], call.least_seqlen_k, call.most_seqlen_k);
+bool is_of_kind(const RepeatedCall& call, int64_t given_bits, PyObject* const* options, int64_t max_seqlen_q, int64_t max_seqlen_k) {
+    return given_bits == call.given_bits && are_options_of(call, options) && max_seqlen_q == call.max_seqlen_q &&
+           max_seqlen_k >= call.least_seqlen_k && max_seqlen_k <= call.most_seqlen_k;
 }
 
 int64_t length_of(PyObject* tensor) {
@@ -240,8 +244,8 @@ PyObject* make(const KnownCalls& known, const RepeatedCall& call, PyObject* tens
     if (!output.object) return nullptr;
     Held lse(call.lse_layout ? PyObject_Call(call.allocate, call.lse_layout, nullptr) : nullptr);
     if (call.lse_layout && !lse.object) return nullptr;
-    const uint64_t output_address = address_of(known, output.object);
-    const uint64_t lse_address = lse.object ? address_of(known, lse.object) : 0;
+    const uint64_t output_address = call.output < 0 ? address_of_result(known, output.object) : address_of(known, output.object);
+    const uint64_t lse_address = lse.object ? address_of_result(known, lse.object) : 0;
     Held results(lse.object ? PyTuple_New(2) : nullptr);
     if (PyErr_Occurred()) return nullptr;
     if (stream != *call.stream) return not_like();  // what an object does at its end made another call
@@ -266,12 +270,16 @@ PyObject* repeated_call(PyObject* self, PyObject* const* arguments, intptr_t cou
     KnownCalls& known = *(KnownCalls*)PyLong_AsVoidPtr(PyTuple_GetItem(self, 0));
     if (count != known.inputs + OPTIONS + 2 || integer_of(PyObject_CallNoArgs(known.modes)) != 0) return not_like();
     const int64_t given_bits = bits_of_given(known, arguments);
+    PyObject* const* const options = arguments + known.inputs;
+    // Here, as a bound that is no int may run code that makes the thread forget a call.
+    const int64_t max_seqlen_q = bound_of(options[OPTIONS]);
+    const int64_t max_seqlen_k = bound_of(options[OPTIONS + 1]);
     Held tensors(nullptr);
     int64_t tokens = ANY;
     // Most calls are like the latest. Python's code may make the thread know others meanwhile: hence the owner, and no index is trusted.
     for (int64_t tried = 0, i = known.latest; tried < known.count && i < known.count; ++tried, i = i + 1 < known.count ? i + 1 : 0) {
         const RepeatedCall& call = *known.calls[i];
-        if ((tokens != ANY && call.tokens != tokens) || !is_of_kind(known, call, given_bits, arguments)) continue;
+        if ((tokens != ANY && call.tokens != tokens) || !is_of_kind(call, given_bits, options, max_seqlen_q, max_seqlen_k)) continue;
         const Held owner(with_reference(call.owner));
         if (!tensors.object) tensors.object = tensors_of(known, call, arguments);
         if (!tensors.object) break;

@@ -56,6 +56,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
 // One warp: of every other head, beginning with `parity`, the log-sum-exp of each row to base 2 and its gradient, negative. Rows
 // of blocks that see no key get their zeros here, as nobody comes by them.
 __device__ __forceinline__ void prepare(const Parameters& p, const Shared& shared, int parity) {
+    constexpr float MOST = 3.402823466e38f;
     constexpr int AT_ONCE = 4;  // rows of a lane, loaded before any is stored
     const int lane = threadIdx.x % 32;
     const int padded = p.m_blocks * BLOCK_M;
@@ -85,7 +86,8 @@ __device__ __forceinline__ void prepare(const Parameters& p, const Shared& share
             for (int i = 0; i < AT_ONCE; ++i) {
                 const int at = begin + 32 * i;
                 if (at >= rows) break;
-                store_shared_float(shared.lse(parity, 0) + at * 4, to_log2(lse[i]));
+                // Infinity is for rows without keys alone: of an infinite score comes NaN, of an infinite sink zero.
+                store_shared_float(shared.lse(parity, 0) + at * 4, lse[i] == POSITIVE_INFINITY ? MOST : to_log2(lse[i]));
                 store_shared_float(shared.delta(parity, 0) + at * 4, -gradient[i]);
                 const int row = at % padded;
                 if (CAUSAL && lse[i] == NEGATIVE_INFINITY && row < p.seqlen_q) {

@@ -10,14 +10,14 @@ import dataclasses
 
 import pytest
 import torch
-from attention_backward import assert_gradients, backward_case
+from attention_backward import Backward, assert_gradients, backward_case
 from emulated import NEEDS_COMPILER, compile_emulation
 from emulated_launches import EmulatedMap
 
 from flashmoe_science.configs.attention.backward_hopper import HopperBackward
 from flashmoe_science.configs.attention.backward_short import ShortBackward, all_configurations
 from flashmoe_science.cuda import launch
-from flashmoe_science.cuda.attention.gradients import short, wgmma
+from flashmoe_science.cuda.attention.gradients import explain, short, wgmma
 from flashmoe_science.cuda.attention.gradients.backward import _problem
 from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem, GradientKind
 from flashmoe_science.cuda.attention.gradients.select import select
@@ -98,6 +98,70 @@ def test_gradients(
     given = (query, key, value, case.output, grad_output, case.lse, case.grad_lse, *gradients)
     planned.launch(*(tensor.data_ptr() for tensor in given), 0)
     assert_gradients(case, gradients)
+
+
+def launched(case: Backward, *, causal: bool = False) -> tuple[torch.Tensor, ...]:
+    """The gradients of a call without one of the log-sum-exp, by one block."""
+    tensors = case.query, case.key, case.value, case.output
+    problem = _problem(tensors, strides_of("grad_output", case.grad_output), causal, None, ALL)
+    planned = short.plan(problem, ShortBackward(causal), dataclasses.replace(H200, multiprocessors=1))
+    gradients = tuple(torch.full_like(tensor, 7.0) for tensor in tensors[:3])
+    addresses = (tensor.data_ptr() for tensor in (*tensors, case.grad_output, case.lse))
+    planned.launch(*addresses, 0, *(gradient.data_ptr() for gradient in gradients), 0)
+    return gradients
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("which", ["query", "value"])
+@pytest.mark.usefixtures("emulated")
+def test_nan_spreads_as_far_as_it_must(which: str) -> None:
+    """One row of a query, or one entry of a value."""
+    torch.manual_seed(0)
+    query, key, value, grad_output = (torch.randn(1, 2, 200, 64).bfloat16() for _ in range(4))
+    if which == "query":
+        query[0, 0, 17] = torch.nan
+    else:
+        value[0, 0, 90, 5] = torch.nan
+    of_query, of_key, of_value = (
+        gradient.isnan() for gradient in launched(backward_case(query, key, value, grad_output, causal=False))
+    )
+    assert not any(spread[0, 1].any() for spread in (of_query, of_key, of_value))
+    assert of_key[0, 0].all()
+    if which == "query":
+        assert of_query[0, 0, 17].all()
+        assert not of_query[0, 0, :17].any()
+        assert not of_query[0, 0, 18:].any()
+        assert of_value[0, 0].all()
+    else:
+        assert of_query[0, 0].all()
+        assert not of_value[0, 0].any()
+
+
+@NEEDS_COMPILER
+@pytest.mark.usefixtures("emulated")
+def test_an_infinite_score_gives_nan_and_an_infinite_sink_zeros() -> None:
+    """Either way the log-sum-exp is infinite. With a sink the output is zero, and the scores are finite."""
+    torch.manual_seed(0)
+    query, key, value, grad_output = (torch.randn(1, 1, 100, 64).bfloat16() for _ in range(4))
+    query[0, 0, 3, 0] = torch.inf
+    case = backward_case(query, key, value, grad_output, causal=False)
+    case = dataclasses.replace(case, lse=case.lse.index_fill(2, torch.tensor(3), torch.inf))
+    of_query, of_key, _ = launched(case)
+    assert of_query[0, 0, 3].isnan().all()
+    assert not of_query[0, 0, :3].isnan().any()
+    assert of_key.isnan().all()
+    query = query.nan_to_num(posinf=1.0)
+    case = dataclasses.replace(
+        backward_case(query, key, value, grad_output, causal=False),
+        output=torch.zeros_like(query),
+        lse=torch.full((1, 1, 100), torch.inf),
+    )
+    assert all((gradient == 0).all() for gradient in launched(case))
+
+
+def test_an_empty_batch_has_a_kernel() -> None:
+    query = torch.empty(0, 16, 197, 64, dtype=torch.bfloat16, device="meta")
+    assert explain(query, query, query, device=H200).kernel is GradientKind.PORTABLE
 
 
 def problem_of(
