@@ -44,16 +44,16 @@ def test_calls_of_several_kinds_are_known_at_once(machine: Machine) -> None:
 
 def test_a_bound_may_run_code_that_makes_the_thread_forget_its_calls(machine: Machine) -> None:
     """It is asked once, whatever the number of calls, and before any of them is looked at."""
-    known = KnownCalls(len(NAMES), most=1)
-    known.add(machine.made_like(inputs()))
-    call = known.attempt
+    thread_calls = KnownCalls(len(NAMES), most=1)
+    thread_calls.add(machine.made_like(inputs()))
+    call = thread_calls.attempt
     assert call is not None
     asked = []
 
     class Bound:
         def __index__(self) -> int:
             asked.append(self)
-            known.add(machine.made_like(inputs(sinks=True)))
+            thread_calls.add(machine.made_like(inputs(sinks=True)))
             gc.collect()
             return 1
 
