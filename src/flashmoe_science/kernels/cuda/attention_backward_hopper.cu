@@ -120,9 +120,9 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         // From shared memory, because registers are short.
         const int first_key = read_tile(shared, progress.tiles().stage()).n_block * BLOCK_N;
         const int shift = p.seqlen_k - p.seqlen_q;
-        const bool hides = (CAUSAL && row < first_key + BLOCK_N - 1 - shift) || first_key + BLOCK_N > p.seqlen_k;
         // Without a mask the branch stays and is never taken: without the branch, head dim 64 spills.
-        if (NO_MASK ? p.seqlen_k < 0 : hides) {
+        if (NO_MASK ? p.seqlen_k < 0
+                    : (CAUSAL && row < first_key + BLOCK_N - 1 - shift) || first_key + BLOCK_N > p.seqlen_k) {
             const int key = first_key + own_row + lane / 4;
             const int first = (CAUSAL ? key - shift - row : -NEVER) - column;
             mask(s, key < p.seqlen_k ? first : NEVER, key + 8 < p.seqlen_k ? first + 8 : NEVER);

@@ -23,6 +23,7 @@ from flashmoe_science.cuda.attention.gradients import hopper, short, two_pass
 from flashmoe_science.cuda.attention.gradients.backward import _problem
 from flashmoe_science.cuda.attention.problem import strides_of
 from flashmoe_science.gradients import Needs
+from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
 from problems import H200
 
 MODULES = {HopperBackward: hopper, ShortBackward: short, TwoPassBackward: two_pass}
@@ -116,3 +117,22 @@ def test_sums_are_those_of_the_query_s_gradient(tile: HopperBackward, blocks: in
         blocks = 3  # as many as tiles of a head, which wait for each other
     without = gradients(tile, Ablation.SUMS, blocks=blocks)
     assert differ(without, gradients(tile, Ablation.NONE, blocks=blocks)) == (True, False, False)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("tile", [*CAUSAL, *FULL], ids=repr)
+def test_no_kernel_without_a_part_has_a_defect(tile: Any) -> None:
+    """No spilt register, no product that is serialised."""
+    for part in Ablation:
+        for kernel in kernels(dataclasses.replace(tile, ablation=part)):
+            assert part is Ablation.NONE or kernel.macros["ABLATE"] == part.value
+            compile_kernel(kernel)
+
+
+def kernels(tile: Any) -> tuple[CudaKernel, ...]:
+    if isinstance(tile, HopperBackward):
+        return (hopper.main_kernel(tile, torch.bfloat16),)
+    if isinstance(tile, ShortBackward):
+        return (short.kernel(tile, torch.bfloat16),)
+    return two_pass.key_value_kernel(tile, torch.bfloat16), two_pass.query_kernel(tile, torch.bfloat16)
