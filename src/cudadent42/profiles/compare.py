@@ -29,6 +29,7 @@ _SHOWN = (
     ("exponentials that nothing hides", "ablation_exponentials", "%"),
     ("mask that nothing hides", "ablation_mask", "%"),
     ("loads that nothing hides", "ablation_loads", "%"),
+    ("sums in global memory that nothing hides", "ablation_sums", "%"),
 )
 """What it is called, the quantity, and how it is shown."""
 _SAME = 0.02

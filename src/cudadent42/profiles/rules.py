@@ -1,4 +1,4 @@
-"""The rules: read from ``data/rules.toml``, checked when they are read."""
+"""The rules: read from ``data/rules.toml`` and ``data/cpu_rules.toml``, checked when they are read."""
 
 from __future__ import annotations
 
@@ -78,11 +78,16 @@ class Rule:
         return (*dict.fromkeys((*(c.name for c in self.when), *self.gain.names(), *capped)),)
 
 
+_FILES = ("rules.toml", "cpu_rules.toml")
+
+
 @functools.cache
 def builtin_rules() -> tuple[Rule, ...]:
     """The built-in rules."""
-    text = resources.files("cudadent42.profiles").joinpath("data/rules.toml").read_text(encoding="utf-8")
-    return parse(text, "rules.toml")
+    folder = resources.files("cudadent42.profiles").joinpath("data")
+    return tuple(
+        rule for name in _FILES for rule in parse(folder.joinpath(name).read_text(encoding="utf-8"), name)
+    )
 
 
 def parse(text: str, where: str) -> tuple[Rule, ...]:

@@ -14,8 +14,11 @@ class Ablation(Enum):
     EXPONENTIALS = 1
     MASK = 2
     LOADS = 3
-    """Of keys and values: once the stages in shared memory have been filled; on a CPU, once the first block is in the
-    cache."""
+    """Of keys and values, or of the queries and output gradients that a backward kernel walks over: once the stages in
+    shared memory have been filled; on a CPU, once the first block is in the cache."""
+    SUMS = 4
+    """Of a query's gradient in global memory, with the wait for the turn to add to them: in Hopper's backward kernel of
+    one pass alone."""
 
     @property
     def macros(self) -> dict[str, int]:

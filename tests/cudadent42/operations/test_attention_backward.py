@@ -25,10 +25,14 @@ from cudadent42.operations.attention_backward.inputs import (
     random_inputs,
 )
 from cudadent42.operations.attention_backward.numerics import NUMERICS
+from cudadent42.operations.attention_backward.parts import calls_on_cuda, taken_on_cuda
 from cudadent42.operations.attention_backward.reference import gradients_float64
 from cudadent42.plan import Choices, make_plan
 from cudadent42.registry import registry
 from cudadent42.stages.verify import units, verify
+from flashmoe_science.configs.ablation import Ablation
+from flashmoe_science.configs.attention.backward import PortableBackward
+from flashmoe_science.cuda.device import GPUS
 
 SHAPES: dict[str, dict[str, Any]] = {
     "full": {},
@@ -244,3 +248,75 @@ def test_profiles_leave_gradients_out(case_type: type[AttentionBackwardCase]) ->
     assert list(calls) == ["none", "query_gradient", "key_value_gradients"]
     heads = {part: call().shape[1] for part, call in calls.items()}  # type: ignore[attr-defined]
     assert heads == {"none": 4, "query_gradient": 2, "key_value_gradients": 4}
+
+
+@pytest.mark.parametrize(
+    ("shape", "causal", "gpu", "kernel", "parts"),
+    [
+        ((16, 8192, 64), False, "H200", "hopper", ["exponentials", "loads", "sums"]),
+        ((16, 8192, 128), True, "H200", "hopper", ["exponentials", "mask", "loads", "sums"]),
+        ((264, 200, 64), True, "H200", "short", ["exponentials", "mask", "loads"]),
+        ((264, 200, 64), False, "H200", "short", ["exponentials", "loads"]),
+        ((16, 4096, 256), True, "H200", "two_pass", ["exponentials", "mask", "loads"]),
+        ((16, 4096, 128), True, "A100", "portable", ["exponentials", "mask", "loads"]),
+        ((16, 4096, 192), False, "A100", "portable", ["exponentials", "loads"]),
+    ],
+)
+def test_profiles_on_cuda_leave_out_what_the_kernel_has(
+    shape: tuple[int, int, int], causal: bool, gpu: str, kernel: str, parts: list[str]
+) -> None:
+    """Beside gradients. Each such kernel is the whole one but for its part."""
+    heads, length, head_dim = shape
+    case = AttentionBackwardCase("unit", "bf16", 1, heads, heads, length, length, head_dim, causal)
+    tensor = torch.empty(1, heads, length, head_dim, dtype=torch.bfloat16, device="meta")
+    taken = taken_on_cuda(case, BackwardInputs(tensor, tensor, tensor, tensor), GPUS[gpu])
+    assert list(taken) == ["none", "query_gradient", "key_value_gradients", *parts]
+    whole = taken["none"].choice
+    assert whole.kernel.value == kernel
+    for part in parts:
+        assert (taken[part].choice.kernel, taken[part].left_out) == (whole.kernel, ())
+        assert ablations(taken[part].choice.configuration) == {Ablation[part.upper()]}
+    assert ablations(whole.configuration) == {Ablation.NONE}
+    assert (taken["query_gradient"].left_out, taken["key_value_gradients"].left_out) == ((0,), (1, 2))
+
+
+def test_profiles_of_a_kernel_that_the_environment_names_leave_out_what_it_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It makes all three gradients or none."""
+    monkeypatch.setenv("FLASHMOE_CUDA_BACKWARD", "short")
+    case = case_of("bf16", seqlen_q=128, seqlen_k=128, head_dim=64)
+    taken = taken_on_cuda(case, random_inputs(case, 0, 0, "cpu"), GPUS["H200"])
+    assert list(taken) == ["none", "exponentials", "loads"]
+
+
+def ablations(configuration: Any) -> set[Ablation]:
+    if isinstance(configuration, PortableBackward):
+        return {tile.ablation for tile in (configuration.query, *configuration.key_tiles)}
+    return {configuration.ablation}
+
+
+def test_profiles_on_cuda_name_the_kernel_of_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a stand-in for the GPU's two passes."""
+    given: list[Any] = []
+
+    def forward(query: Tensor, *tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        return query.clone(), query.new_zeros(query.shape[:3])
+
+    def backward(gradient: Tensor, *tensors: Tensor | None, choice: Any, needs: Any, **options: Any) -> Any:
+        given.append((choice, tuple(needs)))
+        return tuple(
+            torch.zeros_like(tensor) if needed and tensor is not None else None
+            for needed, tensor in zip(needs, tensors[:3], strict=True)
+        )
+
+    monkeypatch.setattr("flashmoe_science.cuda.attention.forward", forward)
+    monkeypatch.setattr("flashmoe_science.cuda.attention.backward", backward)
+    case = case_of("bf16", seqlen_q=128, seqlen_k=128, head_dim=64, causal=True)
+    inputs = random_inputs(case, 0, 0, "cpu")
+    taken = taken_on_cuda(case, inputs, GPUS["H200"])
+    for part, call in calls_on_cuda(case, inputs, taken).items():
+        call()
+        choice, needs = given.pop()
+        assert choice is taken[part].choice
+        assert needs == tuple(index not in taken[part].left_out for index in range(3))

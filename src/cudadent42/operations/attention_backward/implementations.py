@@ -94,8 +94,8 @@ def prepare_with(operation: str, prepare: PrepareForward) -> Prepare:
 
 
 @dataclass(frozen=True)
-class _VariantBackend:
-    """A device's attention with the backward pass, and on a CPU the forward pass too, of a variant."""
+class ChosenBackend:
+    """A device's attention with the backward pass, and on a CPU the forward pass too, that somebody has chosen."""
 
     forward: Forward
     backward: Backward
@@ -106,7 +106,7 @@ def _prepare_variant(variant: Variant, case: AttentionBackwardCase, inputs: Atte
     query, key, value, scale = inputs.query, inputs.key, inputs.value, inputs.softmax_scale
     if query.is_cpu:
         cpu, named = variant.module("cpu.attention"), variant.instruction_set()
-        backend = _VariantBackend(
+        backend = ChosenBackend(
             partial(cpu.forward, instruction_set=named), partial(cpu.backward, instruction_set=named)
         )
     else:
@@ -114,7 +114,7 @@ def _prepare_variant(variant: Variant, case: AttentionBackwardCase, inputs: Atte
         asked = variant.module("cuda.attention.gradients.backward").asked
         problem, device = asked(query, key, value, case.causal, scale, None)
         made = compiled(variant, selection, problem, device, choice(variant, selection, problem, device))
-        backend = _VariantBackend(cuda.forward, partial(cuda.backward, choice=made))
+        backend = ChosenBackend(cuda.forward, partial(cuda.backward, choice=made))
     call = partial(
         variant.module("autograd").differentiable_attention,
         *(backend, query, key, value),

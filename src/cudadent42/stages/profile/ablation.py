@@ -28,26 +28,41 @@ _WARM_UPS = 3
 
 
 def ablate(case: Case, inputs: Inputs, timer: Timer, seed: int) -> tuple[tuple[Ablation, ...], str]:
-    """What each part costs that can be left out, and why not where there is none.
+    """What each part costs that can be left out, and why some or all are not there.
 
     Sound as far as it goes: a part that is hidden behind another costs nothing here, and leaving it out shifts power
     and clocks; so a saving is what is exposed, at most.
     """
     try:
         parts = definition(case.operation).without(case, inputs)
-        calls = parts.calls
-        for call in calls.values():
-            for _ in range(_WARM_UPS):
-                call()
     except BuildError as error:
         return (), f"a kernel with a part left out does not build: {error}"
-    if not calls:
+    if not parts.calls:
         return (), parts.why_not
+    calls, note = _built(parts.calls)
+    if WHOLE not in calls:
+        return (), note
     blocks = _blocks(calls, timer, seed, quiet=inputs.result_like.is_cpu)
     if len(blocks.readings) < _FEWEST_BLOCKS:
         return (), f"the kernel without parts of its work is not timed: {blocks.reason('blocks')}"
     times = {part: [block[part] for block in blocks.readings] for part in calls}
-    return tuple(_ablation(part, times[WHOLE], times[part], seed) for part in calls if part != WHOLE), ""
+    return tuple(_ablation(part, times[WHOLE], times[part], seed) for part in calls if part != WHOLE), note
+
+
+def _built(calls: Mapping[str, Call]) -> tuple[dict[str, Call], str]:
+    """Those whose kernels build, called a few times, and why others do not: without a part, a compiler may spill what
+    it does not spill of the whole.
+    """
+    built, reasons = {}, []
+    for part, call in calls.items():
+        try:
+            for _ in range(_WARM_UPS):
+                call()
+            built[part] = call
+        except BuildError as error:
+            lacks = "the kernel" if part == WHOLE else f"the kernel without {part}"
+            reasons.append(f"{lacks} does not build: {str(error).splitlines()[0]}")
+    return built, "; ".join(reasons)
 
 
 def _blocks(

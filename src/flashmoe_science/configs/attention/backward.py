@@ -155,6 +155,14 @@ class PortableBackward:
             query = replace(query, register_steps=0, chunk=min(query.chunk, _MOST_CHUNK))
         return PortableBackward(query, replace(self.key_value, features=features))
 
+    def with_ablation(self, ablation: Ablation) -> PortableBackward:
+        return replace(
+            self,
+            query=replace(self.query, ablation=ablation),
+            key_value=replace(self.key_value, ablation=ablation),
+            single=None if self.single is None else replace(self.single, ablation=ablation),
+        )
+
     @property
     def key_tiles(self) -> tuple[KeyValueTile, ...]:
         return (self.key_value,) if self.single is None else (self.key_value, self.single)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from flashmoe_science.configs.ablation import Ablation
 
 HEAD_DIMS = (64, 128)
 """Head dimensions that are compiled; TMA pads a tensor's to the next of these."""
@@ -52,6 +54,7 @@ class HopperBackward:
     """80 query rows per step in place of 64, and the gradient of the query transposed. At head dimension 128."""
     window: bool = False
     """A row does not see keys that are too far before it. With a mask alone, and not `wide`."""
+    ablation: Ablation = field(default=Ablation.NONE, kw_only=True)
 
     @property
     def block_m(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from flashmoe_science.configs.ablation import Ablation
 
 HEAD_DIM = 64
 """Compiled head dimension; TMA pads a smaller one."""
@@ -30,6 +32,7 @@ class ShortBackward:
     """See `kernels/cuda/attention_backward_short.cu`."""
 
     causal: bool
+    ablation: Ablation = field(default=Ablation.NONE, kw_only=True)
 
     @property
     def head_dim(self) -> int:

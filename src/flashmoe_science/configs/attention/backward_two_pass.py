@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from flashmoe_science.configs.ablation import Ablation
 
 HEAD_DIMS = (192, 256)
 """Head dimensions that are compiled; TMA pads a tensor's to the next of these."""
@@ -30,6 +32,7 @@ class TwoPassBackward:
     head_dim: int
     """Compiled head dimension."""
     causal: bool
+    ablation: Ablation = field(default=Ablation.NONE, kw_only=True)
 
     @property
     def threads(self) -> int:

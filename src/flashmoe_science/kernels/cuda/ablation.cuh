@@ -8,4 +8,6 @@
 
 constexpr bool NO_EXPONENTIALS = ABLATE == 1;
 constexpr bool NO_MASK = ABLATE == 2;
-constexpr bool NO_LOADS = ABLATE == 3;  // keys and values, once the stages in shared memory have been filled
+// Of what a block walks over, keys and values or queries and output gradients: once the stages in shared memory have been filled.
+constexpr bool NO_LOADS = ABLATE == 3;
+constexpr bool NO_SUMS = ABLATE == 4;  // of a query's gradient in global memory, with the wait for the turn to add to them

@@ -9,7 +9,8 @@
 //
 // Sources: Dao et al., FlashAttention-2 (2023); Shah et al., FlashAttention-3 (2024), keys on wgmma's rows.
 //
-// Compile-time configuration: HEAD_DIM (64 or 128), BLOCK_M, CAUSAL, WINDOW, CONVERTS, STAGGERED, ELEMENT_BF16.
+// Compile-time configuration: HEAD_DIM (64 or 128), BLOCK_M, CAUSAL, WINDOW, CONVERTS, STAGGERED, ELEMENT_BF16;
+// ABLATE to leave something out (ablation.cuh).
 
 #include "hopper_backward/parameters.cuh"
 
@@ -119,12 +120,14 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         // From shared memory, because registers are short.
         const int first_key = read_tile(shared, progress.tiles().stage()).n_block * BLOCK_N;
         const int shift = p.seqlen_k - p.seqlen_q;
-        if ((CAUSAL && row < first_key + BLOCK_N - 1 - shift) || first_key + BLOCK_N > p.seqlen_k) {
+        // Without a mask the branch stays and is never taken: without the branch, head dim 64 spills.
+        if (NO_MASK ? p.seqlen_k < 0
+                    : (CAUSAL && row < first_key + BLOCK_N - 1 - shift) || first_key + BLOCK_N > p.seqlen_k) {
             const int key = first_key + own_row + lane / 4;
             const int first = (CAUSAL ? key - shift - row : -NEVER) - column;
             mask(s, key < p.seqlen_k ? first : NEVER, key + 8 < p.seqlen_k ? first + 8 : NEVER);
         }
-        if (WINDOW && row + BLOCK_M - 1 > first_key + p.window_left - shift) {
+        if (!NO_MASK && WINDOW && row + BLOCK_M - 1 > first_key + p.window_left - shift) {
             const int end = first_key + own_row + lane / 4 + p.window_left + 1 - shift - row - column;
             mask_after(s, end, end + 8);
         }

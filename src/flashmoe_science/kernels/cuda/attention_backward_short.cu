@@ -6,7 +6,7 @@
 // has the products and their order. Keys and values are operands from registers. Delta, the sum over the head dimension
 // of output times output gradient, is made of tiles in shared memory where a head's first keys are worked on.
 //
-// Compile-time configuration: HEAD_DIM (64), CAUSAL, ELEMENT_BF16.
+// Compile-time configuration: HEAD_DIM (64), CAUSAL, ELEMENT_BF16; ABLATE to leave something out (ablation.cuh).
 
 #include "hopper_backward_short/parameters.cuh"
 
@@ -168,7 +168,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         const int row = walk.m_block * BLOCK_M;
         const int first_key = n_block * BLOCK_N;
         const int shift = p.seqlen_k - p.seqlen_q;
-        if ((CAUSAL && row < first_key + BLOCK_N - 1 - shift) || first_key + BLOCK_N > p.seqlen_k) {
+        if (!NO_MASK && ((CAUSAL && row < first_key + BLOCK_N - 1 - shift) || first_key + BLOCK_N > p.seqlen_k)) {
             const int key = first_key + own_row + lane / 4;
             const int sees = (CAUSAL ? key - shift - row : -NEVER) - column;
             mask(s, key < p.seqlen_k ? sees : NEVER, key + 8 < p.seqlen_k ? sees + 8 : NEVER);

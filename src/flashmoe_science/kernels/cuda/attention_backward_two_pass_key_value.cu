@@ -6,13 +6,16 @@
 //   the second:  dP = V dO^T, dS = P (dP - delta), dK += dS Q.
 // P goes from the first to the second in float32 through shared memory, in fragment order. docs/kernels/backward-two-pass.md
 //
-// Compile-time configuration: HEAD_DIM (192 or 256), CAUSAL, ELEMENT_BF16.
+// Compile-time configuration: HEAD_DIM (192 or 256), CAUSAL, ELEMENT_BF16; ABLATE to leave something out (ablation.cuh).
 
+#include "exponential.cuh"
 #include "hopper_two_pass/parameters.cuh"
 #include "hopper_two_pass/products.cuh"
+#include "kept_stage.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/dependent_launch.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/shared_floats.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -106,24 +109,28 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
             load_tile(p.key, shared.key(), shared.key_full(), ptx::EVICT_FIRST, tile.n_block * ROWS, tile.head, tile.batch);
         }
         ptx::mbarrier_wait(shared.query_empty(ring.stage), ring.parity ^ 1);
-        ptx::mbarrier_expect_bytes(shared.query_full(ring.stage), TILE_BYTES + STATISTIC_BYTES);
-        load_tile(p.query, shared.query(ring.stage), shared.query_full(ring.stage), ptx::EVICT_LAST, row, head, tile.batch);
-        if (step == 0) {
-            // The pass over the queries may start once the statistics are there, which both passes read.
-            wait_for_predecessor();
-            allow_successor();
+        if (!keeps_stage(shared.query_full(ring.stage), step, STAGES)) {
+            ptx::mbarrier_expect_bytes(shared.query_full(ring.stage), TILE_BYTES + STATISTIC_BYTES);
+            load_tile(p.query, shared.query(ring.stage), shared.query_full(ring.stage), ptx::EVICT_LAST, row, head, tile.batch);
+            if (step == 0) {
+                // The pass over the queries may start once the statistics are there, which both passes read.
+                wait_for_predecessor();
+                allow_successor();
+            }
+            ptx::bulk_load(shared.lse(ring.stage), p.lse + statistic, STATISTIC_BYTES, shared.query_full(ring.stage));
         }
-        ptx::bulk_load(shared.lse(ring.stage), p.lse + statistic, STATISTIC_BYTES, shared.query_full(ring.stage));
         if (step == 0) {
             ptx::mbarrier_expect_bytes(shared.value_full(), TILE_BYTES);
             load_tile(p.value, shared.value(), shared.value_full(), ptx::EVICT_FIRST, tile.n_block * ROWS, tile.head,
                       tile.batch);
         }
         ptx::mbarrier_wait(shared.gradient_empty(ring.stage), ring.parity ^ 1);
-        ptx::mbarrier_expect_bytes(shared.gradient_full(ring.stage), TILE_BYTES + STATISTIC_BYTES);
-        load_tile(p.grad_output, shared.gradient(ring.stage), shared.gradient_full(ring.stage), ptx::EVICT_LAST, row,
-                         head, tile.batch);
-        ptx::bulk_load(shared.delta(ring.stage), p.delta + statistic, STATISTIC_BYTES, shared.gradient_full(ring.stage));
+        if (!keeps_stage(shared.gradient_full(ring.stage), step, STAGES)) {
+            ptx::mbarrier_expect_bytes(shared.gradient_full(ring.stage), TILE_BYTES + STATISTIC_BYTES);
+            load_tile(p.grad_output, shared.gradient(ring.stage), shared.gradient_full(ring.stage), ptx::EVICT_LAST, row, head,
+                      tile.batch);
+            ptx::bulk_load(shared.delta(ring.stage), p.delta + statistic, STATISTIC_BYTES, shared.gradient_full(ring.stage));
+        }
         ring.advance();
         if (--m_block < tile.first) {
             m_block = tile.last;
@@ -132,21 +139,15 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     }
 }
 
-__device__ __forceinline__ float2 load_pair(uint32 address) {
-    float2 pair;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address) : "memory");
-    return pair;
-}
-
 // The scores become probabilities. `lse`: of this lane's first column.
 __device__ __forceinline__ void exponentiate(float (&s)[ROWS / 2], float scale_log2, uint32 lse) {
 #pragma unroll
     for (int i = 0; i < ROWS / 2; i += 4) {
-        const float2 reference = load_pair(lse + 8 * i);
-        s[i] = exp2_approx(fmaf(s[i], scale_log2, -reference.x));
-        s[i + 1] = exp2_approx(fmaf(s[i + 1], scale_log2, -reference.y));
-        s[i + 2] = exp2_approx(fmaf(s[i + 2], scale_log2, -reference.x));
-        s[i + 3] = exp2_approx(fmaf(s[i + 3], scale_log2, -reference.y));
+        const float2 reference = load_shared_pair(lse + 8 * i);
+        s[i] = exponential(fmaf(s[i], scale_log2, -reference.x));
+        s[i + 1] = exponential(fmaf(s[i + 1], scale_log2, -reference.y));
+        s[i + 2] = exponential(fmaf(s[i + 2], scale_log2, -reference.x));
+        s[i + 3] = exponential(fmaf(s[i + 3], scale_log2, -reference.y));
     }
 }
 
@@ -166,9 +167,7 @@ __device__ __forceinline__ void mask(float (&s)[ROWS / 2], int low, int high) {
 __device__ __forceinline__ void store_probabilities(const float (&s)[ROWS / 2], uint32 address) {
 #pragma unroll
     for (int i = 0; i < ROWS / 8; ++i) {
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address + i * WARPGROUP * 16), "f"(s[4 * i]),
-                     "f"(s[4 * i + 1]), "f"(s[4 * i + 2]), "f"(s[4 * i + 3])
-                     : "memory");
+        store_shared_quad(address + i * WARPGROUP * 16, {s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]});
     }
 }
 
@@ -176,16 +175,13 @@ __device__ __forceinline__ void store_probabilities(const float (&s)[ROWS / 2], 
 __device__ __forceinline__ void differentiate(float (&dp)[ROWS / 2], uint32 probabilities, uint32 delta) {
 #pragma unroll
     for (int i = 0; i < ROWS / 2; i += 4) {
-        float4 p;
-        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(p.x), "=f"(p.y), "=f"(p.z), "=f"(p.w)
-                     : "r"(probabilities + i * WARPGROUP * 4)
-                     : "memory");
-        const float2 mean = load_pair(delta + 8 * i);
-        dp[i] = p.x * (dp[i] - mean.x);
-        dp[i + 1] = p.y * (dp[i + 1] - mean.y);
-        dp[i + 2] = p.z * (dp[i + 2] - mean.x);
-        dp[i + 3] = p.w * (dp[i + 3] - mean.y);
+        float p[4];
+        load_shared_quad(p, probabilities + i * WARPGROUP * 4);
+        const float2 mean = load_shared_pair(delta + 8 * i);
+        dp[i] = p[0] * (dp[i] - mean.x);
+        dp[i + 1] = p[1] * (dp[i + 1] - mean.y);
+        dp[i + 2] = p[2] * (dp[i + 2] - mean.x);
+        dp[i + 3] = p[3] * (dp[i + 3] - mean.y);
     }
 }
 
@@ -213,7 +209,7 @@ __device__ __forceinline__ void consume_values(const Parameters& p, const Shared
     const auto step = [&](auto last) {
         constexpr bool LAST = decltype(last)::value;
         const int row = m_block * ROWS;
-        if ((CAUSAL && row < first_key + ROWS - 1 - shift) || first_key + ROWS > p.seqlen_k) {
+        if (!NO_MASK && ((CAUSAL && row < first_key + ROWS - 1 - shift) || first_key + ROWS > p.seqlen_k)) {
             const int key = first_key + own_key;
             const int first = (CAUSAL ? key - shift - row : -NEVER) - column;
             mask(s, key < p.seqlen_k ? first : NEVER, key + 8 < p.seqlen_k ? first + 8 : NEVER);

@@ -6,10 +6,12 @@
 // dS is an operand straight from registers, so the consumers never meet. The next step's products are issued right behind this
 // step's, and its exponentials are taken under the second.
 //
-// Compile-time configuration: HEAD_DIM (192 or 256), CAUSAL, ELEMENT_BF16.
+// Compile-time configuration: HEAD_DIM (192 or 256), CAUSAL, ELEMENT_BF16; ABLATE to leave something out (ablation.cuh).
 
+#include "exponential.cuh"
 #include "hopper_two_pass/parameters.cuh"
 #include "hopper_two_pass/products.cuh"
+#include "kept_stage.cuh"
 #include "ptx/dependent_launch.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warpgroup.cuh"
@@ -85,7 +87,13 @@ struct Tile {
 
 // One lane: loads queries and output gradients, then keys and values.
 __device__ __forceinline__ void produce(const Parameters& p, const Shared& shared, const Tile& tile) {
+    const auto load_key = [&](int step, int stage) {
+        if (keeps_stage(shared.key_full(stage), step, KEY_STAGES)) return;
+        ptx::mbarrier_expect_bytes(shared.key_full(stage), TILE_BYTES);
+        load_tile(p.key, shared.key(stage), shared.key_full(stage), ptx::EVICT_LAST, step * ROWS, tile.kv_head, tile.batch);
+    };
     const auto load_value = [&](int step, int stage) {
+        if (keeps_stage(shared.value_full(stage), step, VALUE_STAGES)) return;
         ptx::mbarrier_expect_bytes(shared.value_full(stage), TILE_BYTES);
         load_tile(p.value, shared.value(stage), shared.value_full(stage), ptx::EVICT_LAST, step * ROWS, tile.kv_head,
                   tile.batch);
@@ -99,9 +107,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     for (int step = 0; step < tile.steps; ++step) {
         if (step == 0) load_own(p.query, shared.query(0), shared.query_full(0), 0);
         ptx::mbarrier_wait(shared.key_empty(keys.stage), keys.parity ^ 1);
-        ptx::mbarrier_expect_bytes(shared.key_full(keys.stage), TILE_BYTES);
-        load_tile(p.key, shared.key(keys.stage), shared.key_full(keys.stage), ptx::EVICT_LAST, step * ROWS, tile.kv_head,
-                  tile.batch);
+        load_key(step, keys.stage);
         if (step == 0) {
             load_own(p.query, shared.query(1), shared.query_full(1), 1);
             load_own(p.grad_output, shared.gradient(0), shared.gradient_full(0), 0);
@@ -148,12 +154,13 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
         const auto probe = [&] {
             const int seen = CAUSAL ? row + 1 + p.seqlen_k - p.seqlen_q : p.seqlen_k;
             const int block_row = tile.row + consumer * ROWS;
-            if ((CAUSAL && first_key + ROWS > block_row + 1 + p.seqlen_k - p.seqlen_q) || first_key + ROWS > p.seqlen_k) {
+            const bool hidden = CAUSAL && first_key + ROWS > block_row + 1 + p.seqlen_k - p.seqlen_q;
+            if (!NO_MASK && (hidden || first_key + ROWS > p.seqlen_k)) {
                 const int rest = min(p.seqlen_k, seen) - first_key - column;
                 mask(s, rest, CAUSAL ? min(p.seqlen_k, seen + 8) - first_key - column : rest);
             }
 #pragma unroll
-            for (int i = 0; i < ROWS / 2; ++i) s[i] = exp2_approx(fmaf(s[i], p.scale_log2, -lse[i / 2 % 2]));
+            for (int i = 0; i < ROWS / 2; ++i) s[i] = exponential(fmaf(s[i], p.scale_log2, -lse[i / 2 % 2]));
         };
 
         ptx::mbarrier_wait(shared.query_full(consumer), 0);

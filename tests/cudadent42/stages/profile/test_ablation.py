@@ -141,3 +141,30 @@ def test_a_variant_that_does_not_build_is_told(monkeypatch: pytest.MonkeyPatch) 
         (),
         "a kernel with a part left out does not build: no compiler",
     )
+
+
+@pytest.mark.parametrize("missing", ["NONE", "LOADS"])
+def test_a_part_that_does_not_build_is_said_and_the_others_are_raced(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """But without the whole kernel there is nothing to compare with."""
+
+    def variant(name: str) -> Call:
+        def call() -> torch.Tensor:
+            if name == missing:
+                raise BuildError("it spills 8 bytes\nand more", "")
+            return torch.zeros(1)
+
+        call.__name__ = name
+        return call
+
+    names = ("NONE", "EXPONENTIALS", "LOADS")
+    variants = Parts({name.lower(): variant(name) for name in names})
+    monkeypatch.setattr(parts, "_on_cpu", lambda case, inputs: variants)
+    (inputs,) = numerics(case()).input_sets(case(), 0, 1, "cpu")
+    ablations, note = ablation.ablate(case(), inputs, Scripted(dict.fromkeys(names, 4.0)), 0)
+    if missing == "NONE":
+        assert (ablations, note) == ((), "the kernel does not build: it spills 8 bytes")
+    else:
+        assert [one.part for one in ablations] == ["exponentials"]
+        assert note == "the kernel without loads does not build: it spills 8 bytes"

@@ -196,6 +196,12 @@ def test_the_bound_of_a_part_is_the_end_of_its_interval(profile_of: Make) -> Non
     assert "20% less time" in first.evidence
 
 
+def test_sums_that_blocks_add_up_in_turn_are_a_cause(profile_of: Make) -> None:
+    part = Ablation("sums", 0.9, 1.0, saved=0.1, saved_low=0.08, saved_high=0.12)
+    without = dataclasses.replace(profile_of("hopper-full", counters=False), ablations=(part,))
+    assert "exposed-sums" in [finding.rule for finding in diagnose(without).causes]
+
+
 # ---------------------------------------------------------------- calls of several kernels
 
 

@@ -24,8 +24,10 @@ pytestmark = [
 ]
 
 
-def profile(folder: Path, case: str, *, counters: bool, ablate: bool | None = None) -> Profile:
-    plan = make_plan(Choices(suite="hopper", cases=(case,)), "cuda:0", registry)
+def profile(
+    folder: Path, case: str, *, counters: bool, ablate: bool | None = None, suite: str = "hopper"
+) -> Profile:
+    plan = make_plan(Choices(suite=suite, cases=(case,)), "cuda:0", registry)
     built = build_for(plan, lambda done, total, what: None)
     wish = Wish(plan, plan.cases[0], "cudadent42", counters=counters, ablate=ablate)
     return collect(wish, folder, built, Quiet())
@@ -50,6 +52,38 @@ def test_parts_of_the_portable_kernel_are_left_out(tmp_path: Path, monkeypatch: 
     assert measured.kernel == "attention_portable"
     assert {one.part for one in measured.ablations} == {"exponentials", "mask", "loads"}
     assert measured.resources is not None
+
+
+@pytest.mark.parametrize(
+    ("suite", "case", "parts"),
+    [
+        ("backward", "d64-causal-1024", {"exponentials", "mask", "loads", "sums"}),
+        ("backward", "d128-causal-1024", {"exponentials", "mask", "loads", "sums"}),
+        ("backward", "d128-causal-16384", {"exponentials", "mask", "loads", "sums"}),
+        ("backward", "d128-full-512", {"exponentials", "loads", "sums"}),
+        ("backward", "d128-full-4096", {"exponentials", "loads", "sums"}),
+        ("backward", "d256-causal-1024", {"exponentials", "mask", "loads"}),
+        ("backward-short", "d64-causal-197", {"exponentials", "mask", "loads"}),
+    ],
+)
+def test_parts_of_the_backward_kernels_are_left_out(
+    tmp_path: Path, suite: str, case: str, parts: set[str]
+) -> None:
+    """They build without spilling, and they end."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("other GPUs take the portable kernels")
+    measured = profile(tmp_path, case, counters=False, ablate=True, suite=suite)
+    assert {one.part for one in measured.ablations} == {*parts, "query_gradient", "key_value_gradients"}
+    assert all(one.saved_low <= one.saved <= one.saved_high for one in measured.ablations)
+
+
+def test_parts_of_the_portable_backward_kernels_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHMOE_CUDA_BACKWARD", "portable")
+    measured = profile(tmp_path, "d128-causal-1024", counters=False, ablate=True, suite="backward")
+    parts = {"exponentials", "mask", "loads", "query_gradient", "key_value_gradients"}
+    assert {one.part for one in measured.ablations} == parts
 
 
 def test_with_counters(tmp_path: Path) -> None:

@@ -130,6 +130,27 @@ def test_a_part_that_is_left_out_of_the_portable_kernel_is_gone_from_the_code(ov
     assert len(products) == 1 or not overlap
 
 
+@pytest.mark.usefixtures("nvrtc")
+def test_a_part_that_is_left_out_of_a_backward_kernel_is_gone_from_the_code() -> None:
+    import torch
+
+    from flashmoe_science.configs.ablation import Ablation
+    from flashmoe_science.configs.attention.backward_hopper import HopperBackward
+    from flashmoe_science.cuda.attention.gradients import hopper
+
+    tile = HopperBackward(128, True, converts=True)
+    whole = hopper.main_kernel(tile, torch.bfloat16)
+    assert "ABLATE" not in whole.macros
+    by_ablation = {
+        part: counted(hopper.main_kernel(dataclasses.replace(tile, ablation=part), torch.bfloat16))
+        for part in Ablation
+    }
+    assert by_ablation[Ablation.NONE] == counted(whole)
+    assert by_ablation[Ablation.EXPONENTIALS]["special"] < by_ablation[Ablation.NONE]["special"] / 2
+    assert by_ablation[Ablation.SUMS]["total"] < by_ablation[Ablation.NONE]["total"]
+    assert len({counts["wgmma"] for counts in by_ablation.values()}) == 1
+
+
 def test_a_file_that_is_no_cubin_is_not_counted(tmp_path: Path) -> None:
     (tmp_path / "x.cubin").write_bytes(b"not a cubin")
     assert sass.count(tmp_path / "x.cubin") is None

@@ -98,6 +98,7 @@ def main_kernel(tile: HopperBackward, dtype: torch.dtype, *, draws_first: bool =
         "CONVERTS": int(tile.converts),
         "STAGGERED": int(tile.staggered),
         "DRAWS_FIRST": int(draws_first),
+        **tile.ablation.macros,
     }
     return wgmma.kernel("attention_backward_hopper", dtype, macros, tile.threads, tile.shared_bytes)
 

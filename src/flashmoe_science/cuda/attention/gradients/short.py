@@ -73,7 +73,7 @@ def kernels(architecture: str) -> list[CudaKernel]:
 
 
 def kernel(tile: ShortBackward, dtype: torch.dtype) -> CudaKernel:
-    macros = {"HEAD_DIM": tile.head_dim, "CAUSAL": int(tile.causal)}
+    macros = {"HEAD_DIM": tile.head_dim, "CAUSAL": int(tile.causal), **tile.ablation.macros}
     return wgmma.kernel("attention_backward_short", dtype, macros, tile.threads, tile.shared_bytes)
 
 

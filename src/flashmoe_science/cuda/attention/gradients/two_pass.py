@@ -86,7 +86,7 @@ def query_kernel(tile: TwoPassBackward, dtype: torch.dtype) -> CudaKernel:
 
 
 def _kernel(part: str, tile: TwoPassBackward, dtype: torch.dtype, shared_bytes: int) -> CudaKernel:
-    macros = {"HEAD_DIM": tile.head_dim, "CAUSAL": int(tile.causal)}
+    macros = {"HEAD_DIM": tile.head_dim, "CAUSAL": int(tile.causal), **tile.ablation.macros}
     return wgmma.kernel(f"attention_backward_two_pass_{part}", dtype, macros, tile.threads, shared_bytes)
 
 

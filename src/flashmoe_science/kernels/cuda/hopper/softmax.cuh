@@ -1,14 +1,12 @@
 // Online softmax on wgmma accumulators (Milakov and Gimelshein 2018; Dao 2023). A thread holds two rows.
 #pragma once
 
-#include "ablation.cuh"
+#include "exponential.cuh"
 #include "ptx/maximum.cuh"
 #include "quad.cuh"
 #include "types.cuh"
 
 namespace hopper {
-
-__device__ __forceinline__ float exponential(float x) { return NO_EXPONENTIALS ? x : exp2_approx(x); }
 
 // Scores become probabilities relative to a reference: exp2(score * scale - reference). Any reference gives the same
 // quotient in the end, as long as nothing overflows; so the first block's maximum serves until a row's probabilities

@@ -4,6 +4,7 @@
 // Before it: HEAD_DIM, BLOCK_M, BLOCK_N, TRANSPOSED.
 #pragma once
 
+#include "exponential.cuh"
 #include "mma/descriptor.cuh"
 #include "ptx/shared_floats.cuh"
 #include "ptx/wgmma.cuh"
@@ -63,10 +64,10 @@ __device__ __forceinline__ void exponentiate(float (&s)[BLOCK_M / 2], float scal
 #pragma unroll
     for (int i = 0; i < BLOCK_M / 2; i += 4) {
         const float2 reference = load_shared_pair(lse + 8 * i);
-        s[i] = exp2_approx(fmaf(s[i], scale_log2, -reference.x));
-        s[i + 1] = exp2_approx(fmaf(s[i + 1], scale_log2, -reference.y));
-        s[i + 2] = exp2_approx(fmaf(s[i + 2], scale_log2, -reference.x));
-        s[i + 3] = exp2_approx(fmaf(s[i + 3], scale_log2, -reference.y));
+        s[i] = exponential(fmaf(s[i], scale_log2, -reference.x));
+        s[i + 1] = exponential(fmaf(s[i + 1], scale_log2, -reference.y));
+        s[i + 2] = exponential(fmaf(s[i + 2], scale_log2, -reference.x));
+        s[i + 3] = exponential(fmaf(s[i + 3], scale_log2, -reference.y));
     }
 }
 

@@ -3,6 +3,7 @@
 // rows of 64 columns leave by TMA. No local memory: who waits for a turn keeps throwing L1 away.
 #pragma once
 
+#include "ablation.cuh"
 #include "hopper_backward/scheduler.cuh"
 #include "hopper_backward/shared.cuh"
 #include "ptx/arrival.cuh"
@@ -35,9 +36,9 @@ __device__ __forceinline__ uint64 block_of(const Parameters& p, const Shared& sh
     return static_cast<uint64>(head) * p.m_blocks + rows.m_block;
 }
 
-// Waits until the sums of a block of query rows are complete.
+// Waits until the sums of a block of query rows are complete. Without sums nobody passes turns: it converts what there is.
 __device__ __forceinline__ void await_sums(const Parameters& p, const Shared& shared, const Rows& rows) {
-    if (threadIdx.x % 32 < CONSUMERS) {
+    if (!NO_SUMS && threadIdx.x % 32 < CONSUMERS) {
         await_turn(p.turns + block_of(p, shared, rows) * CONSUMERS + threadIdx.x % 32, seen_blocks(p, rows.m_block));
         ptx::fence_async_global();
     }

@@ -3,6 +3,7 @@
 
 #include "hopper_backward/scheduler.cuh"
 #include "hopper_backward/shared.cuh"
+#include "kept_stage.cuh"
 #include "ptx/arrival.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/dependent_launch.cuh"
@@ -40,11 +41,13 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
                                            tile.head, tile.batch);
             }
             ptx::mbarrier_wait(shared.query_empty(ring.stage()), ring.parity() ^ 1);
-            ptx::mbarrier_expect_bytes(shared.query_full(ring.stage()), QUERY_BYTES + STATISTIC_BYTES);
-            load_rows<QUERY_PANEL_BYTES>(p.query, shared.query(ring.stage()), shared.query_full(ring.stage()), ptx::EVICT_LAST,
-                                         row, head, tile.batch);
-            if (ring.count == 0) wait_for_predecessor();
-            ptx::bulk_load(shared.lse(ring.stage()), p.lse + statistic, STATISTIC_BYTES, shared.query_full(ring.stage()));
+            if (!keeps_stage(shared.query_full(ring.stage()), ring.count, STAGES)) {
+                ptx::mbarrier_expect_bytes(shared.query_full(ring.stage()), QUERY_BYTES + STATISTIC_BYTES);
+                load_rows<QUERY_PANEL_BYTES>(p.query, shared.query(ring.stage()), shared.query_full(ring.stage()),
+                                             ptx::EVICT_LAST, row, head, tile.batch);
+                if (ring.count == 0) wait_for_predecessor();
+                ptx::bulk_load(shared.lse(ring.stage()), p.lse + statistic, STATISTIC_BYTES, shared.query_full(ring.stage()));
+            }
             if (keys) {
                 ptx::mbarrier_expect_bytes(shared.value_full(), KEY_BYTES);
                 load_rows<KEY_PANEL_BYTES>(p.value, shared.value(), shared.value_full(), ptx::EVICT_FIRST,
@@ -52,10 +55,13 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
                 keys = false;
             }
             ptx::mbarrier_wait(shared.gradient_empty(ring.stage()), ring.parity() ^ 1);
-            ptx::mbarrier_expect_bytes(shared.gradient_full(ring.stage()), QUERY_BYTES + STATISTIC_BYTES);
-            load_rows<QUERY_PANEL_BYTES>(p.grad_output, shared.gradient(ring.stage()), shared.gradient_full(ring.stage()),
-                                         ptx::EVICT_LAST, row, head, tile.batch);
-            ptx::bulk_load(shared.delta(ring.stage()), p.delta + statistic, STATISTIC_BYTES, shared.gradient_full(ring.stage()));
+            if (!keeps_stage(shared.gradient_full(ring.stage()), ring.count, STAGES)) {
+                ptx::mbarrier_expect_bytes(shared.gradient_full(ring.stage()), QUERY_BYTES + STATISTIC_BYTES);
+                load_rows<QUERY_PANEL_BYTES>(p.grad_output, shared.gradient(ring.stage()), shared.gradient_full(ring.stage()),
+                                             ptx::EVICT_LAST, row, head, tile.batch);
+                ptx::bulk_load(shared.delta(ring.stage()), p.delta + statistic, STATISTIC_BYTES,
+                               shared.gradient_full(ring.stage()));
+            }
             ring.advance();
         }
         if (WINDOW && keys) {  // no row sees them
@@ -87,6 +93,11 @@ __device__ __forceinline__ void write_pieces(const Parameters& p, const Shared& 
             float* sums = p.sums + static_cast<int64>(index) * PIECE_FLOATS;
             const int turn = turn_of(p, tile.n_block, walk.m_block);
             ptx::mbarrier_wait(shared.piece_full(consumer), parity);
+            if (NO_SUMS) {
+                ptx::mbarrier_arrive(shared.piece_empty(consumer));
+                parity ^= 1;
+                continue;
+            }
             if (turn == 0) {
                 ptx::bulk_store(sums, shared.piece(consumer), PIECE_BYTES);
             } else {

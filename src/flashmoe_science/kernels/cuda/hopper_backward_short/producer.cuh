@@ -4,6 +4,7 @@
 #include "backward/statistics.cuh"
 #include "hopper_backward_short/shared.cuh"
 #include "hopper_backward_short/walk.cuh"
+#include "kept_stage.cuh"
 #include "ptx/global.cuh"
 #include "ptx/shared_floats.cuh"
 #include "ptx/vector.cuh"
@@ -26,19 +27,25 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
                 const int query_head = head.query_head(p) + walk.block / p.m_blocks;
                 const uint32 of_query = stage_of<QUERY_STAGES>(steps);
                 ptx::mbarrier_wait(shared.query_empty(of_query), parity_of<QUERY_STAGES>(steps) ^ 1);
-                ptx::mbarrier_expect_bytes(shared.query_full(of_query), QUERY_BYTES);
-                ptx::tma_load(p.query, shared.query(of_query), shared.query_full(of_query), ptx::EVICT_LAST, 0, row, query_head,
-                              batch);
+                if (!keeps_stage(shared.query_full(of_query), steps, QUERY_STAGES)) {
+                    ptx::mbarrier_expect_bytes(shared.query_full(of_query), QUERY_BYTES);
+                    ptx::tma_load(p.query, shared.query(of_query), shared.query_full(of_query), ptx::EVICT_LAST, 0, row,
+                                  query_head, batch);
+                }
                 const uint32 of_gradient = stage_of<GRADIENT_STAGES>(steps);
                 ptx::mbarrier_wait(shared.gradient_empty(of_gradient), parity_of<GRADIENT_STAGES>(steps) ^ 1);
-                ptx::mbarrier_expect_bytes(shared.gradient_full(of_gradient), QUERY_BYTES);
-                ptx::tma_load(p.grad_output, shared.gradient(of_gradient), shared.gradient_full(of_gradient), ptx::EVICT_LAST, 0,
-                              row, query_head, batch);
+                if (!keeps_stage(shared.gradient_full(of_gradient), steps, GRADIENT_STAGES)) {
+                    ptx::mbarrier_expect_bytes(shared.gradient_full(of_gradient), QUERY_BYTES);
+                    ptx::tma_load(p.grad_output, shared.gradient(of_gradient), shared.gradient_full(of_gradient), ptx::EVICT_LAST,
+                                  0, row, query_head, batch);
+                }
                 if (n_block == 0) {
                     ptx::mbarrier_wait(shared.output_empty(), (outputs & 1) ^ 1);
-                    ptx::mbarrier_expect_bytes(shared.output_full(), QUERY_BYTES);
-                    ptx::tma_load(p.output, shared.output(), shared.output_full(), ptx::EVICT_FIRST, 0, row, query_head, batch);
-                    ++outputs;
+                    if (!keeps_stage(shared.output_full(), outputs++, 1)) {
+                        ptx::mbarrier_expect_bytes(shared.output_full(), QUERY_BYTES);
+                        ptx::tma_load(p.output, shared.output(), shared.output_full(), ptx::EVICT_FIRST, 0, row, query_head,
+                                      batch);
+                    }
                 }
                 if (!keys) continue;
                 keys = false;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "hopper_two_pass/parameters.cuh"
+#include "ptx/global.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -70,9 +71,7 @@ __device__ __forceinline__ void store_rows(const float (&sum)[HEAD_DIM / 2], flo
             const uint32 right = pack(pair[4] * factor, pair[5] * factor);
             const uint32 received = __shfl_xor_sync(0xffffffff, odd ? left : right, 1);
             if (inside && group * 8 + first_column < head_dim) {
-                asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(destination + group * 8), "r"(odd ? received : left),
-                             "r"(odd ? right : received)
-                             : "memory");
+                store_global(reinterpret_cast<char*>(destination + group * 8), odd ? received : left, odd ? right : received);
             }
         }
     }

@@ -5,63 +5,26 @@ Fences and waits for products do nothing here: that none is lacking is for tests
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import sys
 
 import pytest
 import torch
 from attention_backward import assert_gradients, backward_case
-from emulated import NEEDS_COMPILER, compile_emulation
-from emulated_launches import EmulatedMap
+from emulated import NEEDS_COMPILER
+from emulated_hopper_backward import OF_PRIORITY, emulate
 
 from flashmoe_science.configs.attention.backward_hopper import HopperBackward
-from flashmoe_science.cuda import launch
-from flashmoe_science.cuda.attention.gradients import hopper, wgmma
+from flashmoe_science.cuda.attention.gradients import hopper
 from flashmoe_science.cuda.attention.gradients.backward import _prepare, _problem
 from flashmoe_science.cuda.attention.problem import strides_of
 from flashmoe_science.gradients import Needs
-from flashmoe_science.jit.nvrtc import CudaKernel
 from problems import H200
-
-_PARAMETERS = {
-    "attention_backward_hopper": "backward::Parameters",
-    "attention_backward_prepare": "Parameters",
-    "attention_backward_convert": "Parameters",
-}
-
-
-OF_PRIORITY = 9
-"""A stream."""
-
-
-class RowsLauncher:
-    """In the place of `cuda.launch.Launcher`, for grids of two dimensions."""
-
-    def __init__(
-        self, function: object, grid: tuple[int, int, int], kernel: CudaKernel, size: int, *, dependent: bool
-    ) -> None:
-        storage = ctypes.create_string_buffer(size + 64)
-        self.buffer = (ctypes.c_char * size).from_buffer(storage, -ctypes.addressof(storage) % 64)
-        self._grid = grid
-        self._library = compile_emulation(kernel, _PARAMETERS[kernel.function])
-
-    def start(self, stream: int) -> None:
-        """All blocks of a kernel of one dimension side by side, as they may wait for each other; on `OF_PRIORITY` one
-        after another, as where another grid has all other multiprocessors.
-        """
-        width, rows, _ = self._grid
-        together = width if rows == 1 and stream != OF_PRIORITY else 1
-        self._library.run_together(self.buffer, width, rows, together)
 
 
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "load", lambda *arguments, **options: None)
-    monkeypatch.setattr(launch, "Launcher", RowsLauncher)
-    monkeypatch.setattr(wgmma, "TensorMap", EmulatedMap)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(hopper, "has_default_priority", lambda stream: stream != OF_PRIORITY)
+    emulate(monkeypatch)
 
 
 @NEEDS_COMPILER
