@@ -35,7 +35,7 @@ LAYERS = {
     "varlen.append_arguments": "direct varlen.transform",
     "cpu": "errors alike jit configs plans arguments gradients moe_arguments moe_gradients quantized varlen.problem "
     "varlen.dequantized varlen.append_arguments routing_options",
-    "cuda": "errors alike jit configs tuned plans arguments",
+    "cuda": "errors alike torch_private jit configs tuned plans arguments",
     "cuda.attention": "errors jit configs arguments gradients cuda",
     "cuda.moe": "errors jit configs arguments moe_arguments moe_gradients moe_composition routing_options cuda",
     "cuda.varlen": "errors jit configs varlen.problem varlen.dequantized varlen.sequences varlen.append_arguments cuda "
@@ -55,7 +55,7 @@ LAYERS = {
     "routing_options quantized varlen.arguments varlen.options varlen.launch varlen.dense_gradients "
     "varlen.dense_forward cpu cuda.attention cuda.moe cuda.rotation cuda.key_lists "
     "operators.flops operators.sharding operators.recording operators.library",
-    "varlen": "errors autocast direct arguments varlen.options varlen.arguments varlen.transform "
+    "varlen": "errors autocast torch_private direct arguments varlen.options varlen.arguments varlen.transform "
     "varlen.append_arguments varlen.launch varlen.dense_gradients varlen.dense_forward cpu cuda.varlen "
     "operators.sharding operators.recording operators",
     "checkpoint": "operators.registered",
