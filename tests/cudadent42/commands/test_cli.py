@@ -387,7 +387,7 @@ def test_version() -> None:
     [
         (
             ("run", "--suite", "nonesuch"),
-            "unknown suite 'nonesuch'; expected one of backward-cpu, backward, decode-fp8-cpu, decode-fp8",
+            "unknown suite 'nonesuch'; expected one of backward-cpu, backward-short, backward, decode-fp8-cpu",
         ),
         (("run", "--suite", "no/file.toml"), "cannot read the suite no/file.toml"),
         (("run", "--case", "tinny"), "unknown case 'tinny'"),
