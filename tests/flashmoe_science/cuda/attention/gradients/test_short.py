@@ -5,19 +5,17 @@ Fences and waits for products do nothing here: that none is lacking is for tests
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 
 import pytest
 import torch
 from attention_backward import Backward, assert_gradients, backward_case
-from emulated import NEEDS_COMPILER, compile_emulation
-from emulated_launches import EmulatedMap
+from emulated import NEEDS_COMPILER
+from emulated_hopper_backward import emulate
 
 from flashmoe_science.configs.attention.backward_hopper import HopperBackward
 from flashmoe_science.configs.attention.backward_short import ShortBackward, all_configurations
-from flashmoe_science.cuda import launch
-from flashmoe_science.cuda.attention.gradients import explain, short, wgmma
+from flashmoe_science.cuda.attention.gradients import explain, short
 from flashmoe_science.cuda.attention.gradients.backward import _problem
 from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem, GradientKind
 from flashmoe_science.cuda.attention.gradients.select import select
@@ -25,33 +23,14 @@ from flashmoe_science.cuda.attention.problem import strides_of
 from flashmoe_science.errors import InputError
 from flashmoe_science.gradients import Needs
 from flashmoe_science.jit.limits import check_block
-from flashmoe_science.jit.nvrtc import CudaKernel
 from problems import H200
 
 ALL = Needs(True, True, True)
 
 
-class OneLauncher:
-    """In the place of `cuda.launch.Launcher`; blocks run one after another, as none waits for another."""
-
-    def __init__(
-        self, function: object, grid: tuple[int, int, int], kernel: CudaKernel, size: int, *, dependent: bool
-    ) -> None:
-        storage = ctypes.create_string_buffer(size + 64)
-        self.buffer = (ctypes.c_char * size).from_buffer(storage, -ctypes.addressof(storage) % 64)
-        self._blocks = grid[0]
-        self._library = compile_emulation(kernel, "backward::Parameters")
-
-    def start(self, stream: int) -> None:
-        self._library.run(self.buffer, self._blocks)
-
-
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "load", lambda *arguments, **options: None)
-    monkeypatch.setattr(launch, "Launcher", OneLauncher)
-    monkeypatch.setattr(wgmma, "TensorMap", EmulatedMap)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    emulate(monkeypatch)
 
 
 @NEEDS_COMPILER
