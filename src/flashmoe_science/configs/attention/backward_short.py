@@ -24,7 +24,6 @@ _GRADIENT_STAGES = 2
 _HEADS = 2
 """Whose rows' statistics are there."""
 _ROW_BYTES = 2 * HEAD_DIM
-_ALIGNMENT = 1024
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@
 #include "mma/narrow_panel.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared_floats.cuh"
-#include "ptx/stmatrix.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -64,18 +63,6 @@ __device__ __forceinline__ void multiply_scores(float (&piece)[PIECE / 2], uint6
         }
     }
     ptx::wgmma_commit();
-}
-
-// Score gradients to shared memory, [key][query row], in panels of 64 query rows, or of 16.
-template <int BEGIN, int END>
-__device__ __forceinline__ void store_scores(const uint32 (&packed)[BLOCK_M / 4], uint32 scores, int row) {
-    const int half = threadIdx.x % 32 / 16;
-#pragma unroll
-    for (int k = BEGIN; k < END; ++k) {
-        const uint32 address = TRANSPOSED ? narrow_panel::chunk_address<BLOCK_N>(scores, row, 2 * k + half)
-                                          : panel::chunk_address<BLOCK_N>(scores, row, 2 * k + half);
-        store_matrices(address, packed[4 * k], packed[4 * k + 1], packed[4 * k + 2], packed[4 * k + 3]);
-    }
 }
 
 // dK or dV of a consumer's keys.

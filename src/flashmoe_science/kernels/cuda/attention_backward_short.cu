@@ -20,9 +20,9 @@
 #include "ptx/dependent_launch.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/named_barrier.cuh"
-#include "ptx/stmatrix.cuh"
 #include "ptx/vector.cuh"
 #include "ptx/warpgroup.cuh"
+#include "quad.cuh"
 
 namespace backward {
 
@@ -67,16 +67,6 @@ __device__ __forceinline__ void multiply_scores(float (&piece)[PIECE / 2], const
     ptx::wgmma_commit();
 }
 
-// Score gradients to shared memory, [key][query row].
-__device__ __forceinline__ void store_scores(const uint32 (&packed)[BLOCK_M / 4], uint32 scores, int first_row) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int k = 0; k < CHUNKS; ++k) {
-        store_matrices(panel::chunk_address<BLOCK_N>(scores, first_row + lane % 16, 2 * k + lane / 16), packed[4 * k],
-                       packed[4 * k + 1], packed[4 * k + 2], packed[4 * k + 3]);
-    }
-}
-
 // What this lane has of a block's sums, from one block of keys to the next.
 __device__ __forceinline__ uint32 own_sums(const Shared& shared, int block, int consumer) {
     return opaque(shared.sum(block, consumer)) + threadIdx.x % WARPGROUP * 16;
@@ -110,8 +100,7 @@ __device__ __forceinline__ void make_delta(uint32 output, uint32 gradient, uint3
         sum = dot(load_shared(panel::chunk_address<BLOCK_M>(output, row, chunk)),
                   load_shared(panel::chunk_address<BLOCK_M>(gradient, row, chunk)), sum);
     }
-    sum += __shfl_xor_sync(0xffffffff, sum, 1);
-    sum += __shfl_xor_sync(0xffffffff, sum, 2);
+    sum = quad_sum(sum);
     if (thread % 4 == 0) {
         const bool empty = load_shared_float(lse + row * 4) == POSITIVE_INFINITY;
         store_shared_float(delta + row * 4, empty ? 0.f : sum + load_shared_float(delta + row * 4));
@@ -210,7 +199,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         differentiate<0, CHUNKS>(dp, s, delta + column * 4);
         pack_fragment<0, CHUNKS>(dp, gradients);
         ptx::mbarrier_wait(shared.scores_empty(), step_parity ^ 1);
-        store_scores(gradients, opaque(shared.scores()), own_row);
+        store_scores<0, CHUNKS>(gradients, opaque(shared.scores()), own_row + lane % 16);
         accumulate<0, CHUNKS>(dk, gradients, panel::mn_major<BLOCK_M>(opaque(shared.query(query))));
         ptx::wgmma_commit();
         ptx::fence_async_shared();

@@ -1,4 +1,4 @@
-// The exponentials of Hopper's attention kernels.
+// The exponentials of attention kernels.
 #pragma once
 
 #include "ablation.cuh"

@@ -7,7 +7,7 @@
 // weights of up to 2^kSlack make the unnormalised output overflow.
 // Row sums are kept per lane and added up across the four lanes of a row at the end.
 #pragma once
-#include "ablation.cuh"
+#include "exponential.cuh"
 #include "quad.cuh"
 #include "types.cuh"
 
@@ -17,10 +17,6 @@ constexpr float kNoShift = -3.402823466e38f;
 
 __device__ __forceinline__ float quad_max(float x) {
     return over_quad(x, [](float a, float b) { return fmaxf(a, b); });
-}
-
-__device__ __forceinline__ float weight_of(float exponent) {
-    return NO_EXPONENTIALS ? exponent : exp2_approx(exponent);
 }
 
 template <int RowTiles, int OutTiles>
@@ -83,8 +79,8 @@ struct Softmax {
         float e[8];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            e[i] = weight_of(fmaf(left[i], scale_log2, -shift[m][i / 2]));
-            e[4 + i] = weight_of(fmaf(right[i], scale_log2, -shift[m][i / 2]));
+            e[i] = exponential(fmaf(left[i], scale_log2, -shift[m][i / 2]));
+            e[4 + i] = exponential(fmaf(right[i], scale_log2, -shift[m][i / 2]));
         }
         sum[m][0] += (e[0] + e[1]) + (e[4] + e[5]);
         sum[m][1] += (e[2] + e[3]) + (e[6] + e[7]);

@@ -20,10 +20,10 @@ __device__ __forceinline__ float hidden_score(const BackwardParameters& p) {
 
 // The weight of a score as the product leaves it, or as a mask does. `lse`: the row's log-sum-exp to base 2.
 __device__ __forceinline__ float weight_of_score(float score, float lse, const BackwardParameters& p) {
-    if (!SOFTCAP) return weight_of(fmaf(score, p.scale_log2, -lse));
+    if (!SOFTCAP) return exponential(fmaf(score, p.scale_log2, -lse));
     // cap x tanh(x / cap) = cap - 2 cap / (1 + e^(2 x / cap)), in units of log2: tanh.approx has a relative error of 2^-11.
     const float e = exp2_approx(score * p.softcap_rate);
-    const float weight = weight_of(fmaf(-2.0f * p.softcap_log2, reciprocal(1.0f + e), p.softcap_log2) - lse);
+    const float weight = exponential(fmaf(-2.0f * p.softcap_log2, reciprocal(1.0f + e), p.softcap_log2) - lse);
     return score == hidden_score(p) ? 0.0f : weight;
 }
 

@@ -6,7 +6,9 @@
 
 #include "exponential.cuh"
 #include "mma/descriptor.cuh"
+#include "mma/narrow_panel.cuh"
 #include "ptx/shared_floats.cuh"
+#include "ptx/stmatrix.cuh"
 #include "ptx/wgmma.cuh"
 #include "types.cuh"
 
@@ -107,6 +109,18 @@ __device__ __forceinline__ void mask_after(float (&s)[BLOCK_M / 2], int low, int
             if (2 * i + j >= low) s[i + j] = NEGATIVE_INFINITY;
             if (2 * i + j >= high) s[i + 2 + j] = NEGATIVE_INFINITY;
         }
+    }
+}
+
+// Score gradients to shared memory, [key][query row], in panels of 64 query rows, or of 16.
+template <int BEGIN, int END>
+__device__ __forceinline__ void store_scores(const uint32 (&packed)[BLOCK_M / 4], uint32 scores, int row) {
+    const int half = threadIdx.x % 32 / 16;
+#pragma unroll
+    for (int k = BEGIN; k < END; ++k) {
+        const uint32 address = TRANSPOSED ? narrow_panel::chunk_address<BLOCK_N>(scores, row, 2 * k + half)
+                                          : panel::chunk_address<BLOCK_N>(scores, row, 2 * k + half);
+        store_matrices(address, packed[4 * k], packed[4 * k + 1], packed[4 * k + 2], packed[4 * k + 3]);
     }
 }
 
