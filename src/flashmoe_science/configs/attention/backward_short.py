@@ -47,7 +47,7 @@ class ShortBackward:
         rows = 2 * BLOCK_N + (_QUERY_STAGES + _GRADIENT_STAGES + 1) * BLOCK_M
         sums = BLOCKS * BLOCK_M * HEAD_DIM * 4
         statistics = 2 * _HEADS * BLOCKS * BLOCK_M * 4
-        barriers = 7 * 8 + (_QUERY_STAGES + _GRADIENT_STAGES + _HEADS) * 16
+        barriers = 7 * 8 + (_QUERY_STAGES + _GRADIENT_STAGES + _HEADS) * 16 + _GRADIENT_STAGES * 8
         return rows * _ROW_BYTES + sums + statistics + barriers
 
 

@@ -19,15 +19,11 @@
 #include "ptx/bulk.cuh"
 #include "ptx/dependent_launch.cuh"
 #include "ptx/ldmatrix.cuh"
-#include "ptx/named_barrier.cuh"
-#include "ptx/vector.cuh"
 #include "ptx/warpgroup.cuh"
-#include "quad.cuh"
 
 namespace backward {
 
 using Piece = ptx::Wgmma<PIECE>;
-constexpr int CONSUMERS_BARRIER = 1;
 
 // This warp's 16 rows of keys or values, as the left operand of products along the head dimension.
 __device__ __forceinline__ void hold_rows(uint32 (&held)[HEAD_DIM / 4], uint32 tile, int first_row) {
@@ -86,24 +82,6 @@ __device__ __forceinline__ void store_sums(const float (&piece)[PIECE / 2], uint
 #pragma unroll
     for (int i = 0; i < PIECE / 8; ++i) {
         store_shared_quad(address + i * WARPGROUP * 16, {piece[4 * i], piece[4 * i + 1], piece[4 * i + 2], piece[4 * i + 3]});
-    }
-}
-
-// Delta of a block of query rows, by all consumers: four lanes a row. `lse`, `delta`: of the block's first row.
-__device__ __forceinline__ void make_delta(uint32 output, uint32 gradient, uint32 lse, uint32 delta, int consumer) {
-    const int thread = consumer * WARPGROUP + threadIdx.x % WARPGROUP;
-    const int row = thread / 4;
-    float sum = 0.f;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const int chunk = thread % 4 * 2 + i;
-        sum = dot(load_shared(panel::chunk_address<BLOCK_M>(output, row, chunk)),
-                  load_shared(panel::chunk_address<BLOCK_M>(gradient, row, chunk)), sum);
-    }
-    sum = quad_sum(sum);
-    if (thread % 4 == 0) {
-        const bool empty = load_shared_float(lse + row * 4) == POSITIVE_INFINITY;
-        store_shared_float(delta + row * 4, empty ? 0.f : sum + load_shared_float(delta + row * 4));
     }
 }
 
@@ -189,10 +167,9 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         accumulate<0, CHUNKS>(dv, probabilities, panel::mn_major<BLOCK_M>(opaque(shared.gradient(gradient))));
         ptx::wgmma_commit();
         if (n_block == 0) {
-            ptx::mbarrier_wait(shared.output_full(), progress.outputs++ & 1);
-            make_delta(shared.output(), shared.gradient(gradient), shared.lse(parity, done.block), delta, consumer);
-            release(shared.output_empty());
-            ptx::barrier_sync(CONSUMERS_BARRIER, CONSUMERS * WARPGROUP);
+            ptx::mbarrier_wait(shared.delta_full(stage_of<GRADIENT_STAGES>(progress.outputs)),
+                               parity_of<GRADIENT_STAGES>(progress.outputs));
+            ++progress.outputs;
         }
         ptx::wgmma_wait<1>();
         ptx::pin(dp);
@@ -255,7 +232,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
 __device__ __forceinline__ void consume(const Parameters& p, const Shared& shared, int consumer) {
     Progress progress;
 #pragma unroll 1
-    for (Head head{static_cast<int>(blockIdx.x), 0}; head.inside(p); head.advance(1)) {
+    for (Head head{static_cast<int>(blockIdx.x), 0}; head.inside(p); head.advance()) {
 #pragma unroll 1
         for (int n_block = 0; n_block < p.n_blocks; ++n_block) consume_tile(p, shared, head, n_block, consumer, progress);
     }
@@ -287,8 +264,10 @@ extern "C" __global__ void __launch_bounds__(backward::THREADS, 1)
         ptx::give_up_registers<PRODUCER_REGISTERS>();
         if (warp == 0) {
             if (ptx::elect_lane()) produce(parameters, shared);
-        } else if (warp <= HEADS) {
-            prepare(parameters, shared, warp - 1);
+        } else if (warp == 1) {
+            prepare(parameters, shared);
+        } else {
+            make_delta(parameters, shared, warp - 2);
         }
     } else {
         ptx::claim_registers<CONSUMER_REGISTERS>();

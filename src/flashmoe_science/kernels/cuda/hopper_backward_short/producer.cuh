@@ -1,4 +1,4 @@
-// The producer warpgroup: one warp loads, two make the rows' statistics, a head of keys each.
+// The producer warpgroup: one warp loads, the others make the rows' statistics.
 #pragma once
 
 #include "backward/statistics.cuh"
@@ -8,6 +8,7 @@
 #include "ptx/global.cuh"
 #include "ptx/shared_floats.cuh"
 #include "ptx/vector.cuh"
+#include "quad.cuh"
 
 namespace backward {
 
@@ -17,7 +18,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     uint32 steps = 0;
     uint32 tiles = 0;
     uint32 outputs = 0;
-    for (Head head{static_cast<int>(blockIdx.x), 0}; head.inside(p); head.advance(1)) {
+    for (Head head{static_cast<int>(blockIdx.x), 0}; head.inside(p); head.advance()) {
         const int batch = head.batch(p);
         for (int n_block = 0; n_block < p.n_blocks; ++n_block, ++tiles) {
             bool keys = true;
@@ -60,16 +61,16 @@ __device__ __forceinline__ void produce(const Parameters& p, const Shared& share
     }
 }
 
-// One warp: of every other head, beginning with `parity`, the log-sum-exp of each row to base 2 and its gradient, negative. Rows
-// of blocks that see no key get their zeros here, as nobody comes by them.
-__device__ __forceinline__ void prepare(const Parameters& p, const Shared& shared, int parity) {
+// One warp: of each row, the log-sum-exp to base 2, and its gradient, negative. Rows of blocks that see no key get their zeros
+// here, as nobody comes by them.
+__device__ __forceinline__ void prepare(const Parameters& p, const Shared& shared) {
     constexpr float MOST = 3.402823466e38f;
     constexpr int AT_ONCE = 4;  // rows of a lane, loaded before any is stored
     const int lane = threadIdx.x % 32;
     const int padded = p.m_blocks * BLOCK_M;
     const int rows = p.num_heads / p.num_kv_heads * padded;
-    Head head{static_cast<int>(blockIdx.x), 0};
-    for (head.advance(parity); head.inside(p); head.advance(HEADS)) {
+    for (Head head{static_cast<int>(blockIdx.x), 0}; head.inside(p); head.advance()) {
+        const int parity = head.index % HEADS;
         ptx::mbarrier_wait(shared.statistics_empty(parity), parity_of<HEADS>(head.index) ^ 1);
         const int batch = head.batch(p);
         for (int begin = lane; begin < rows; begin += 32 * AT_ONCE) {
@@ -107,6 +108,52 @@ __device__ __forceinline__ void prepare(const Parameters& p, const Shared& share
             }
         }
         release(shared.statistics_full(parity));
+    }
+}
+
+// DELTA_WARPS warps: delta, of the tiles that have come for a head's first keys. Four lanes share a row.
+__device__ __forceinline__ void make_delta(const Parameters& p, const Shared& shared, int warp) {
+    constexpr int ROWS_AT_ONCE = 8;
+    const int lane = threadIdx.x % 32;
+    uint32 steps = 0;  // of all blocks of keys
+    uint32 outputs = 0;
+    for (Head head{static_cast<int>(blockIdx.x), 0}; head.inside(p); head.advance()) {
+        const int parity = head.index % HEADS;
+        const int first = first_m_block(p, 0);
+        ptx::mbarrier_wait(shared.statistics_full(parity), parity_of<HEADS>(head.index));
+        for (Walk walk(p, first); walk.left > 0; walk.advance(p, first), ++steps, ++outputs) {
+            const uint32 stage = stage_of<GRADIENT_STAGES>(steps);
+            ptx::mbarrier_wait(shared.gradient_full(stage), parity_of<GRADIENT_STAGES>(steps));
+            ptx::mbarrier_wait(shared.output_full(), outputs & 1);
+#pragma unroll
+            for (int i = 0; i < BLOCK_M / ROWS_AT_ONCE / DELTA_WARPS; ++i) {
+                const int row = (i * DELTA_WARPS + warp) * ROWS_AT_ONCE + lane / 4;
+                float sum = 0.f;
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    const int chunk = lane % 4 * 2 + j;
+                    sum = dot(load_shared(panel::chunk_address<BLOCK_M>(shared.output(), row, chunk)),
+                              load_shared(panel::chunk_address<BLOCK_M>(shared.gradient(stage), row, chunk)), sum);
+                }
+                sum = quad_sum(sum);
+                if (lane % 4 == 0) {
+                    const bool empty = load_shared_float(shared.lse(parity, walk.block) + row * 4) == POSITIVE_INFINITY;
+                    const uint32 delta = shared.delta(parity, walk.block) + row * 4;
+                    store_shared_float(delta, empty ? 0.f : sum + load_shared_float(delta));
+                }
+            }
+            release(shared.output_empty());
+            release(shared.gradient_empty(stage));
+            release(shared.delta_full(stage_of<GRADIENT_STAGES>(outputs)));
+        }
+        // Of other keys, only to stay in step: a barrier's parity tells neighbouring rounds apart, and no others.
+        for (int n_block = 1; n_block < p.n_blocks; ++n_block) {
+            for (int left = Walk(p, first_m_block(p, n_block)).left; left > 0; --left, ++steps) {
+                const uint32 stage = stage_of<GRADIENT_STAGES>(steps);
+                ptx::mbarrier_wait(shared.gradient_full(stage), parity_of<GRADIENT_STAGES>(steps));
+                release(shared.gradient_empty(stage));
+            }
+        }
     }
 }
 

@@ -13,6 +13,7 @@ constexpr int HEADS = 2;   // of keys, whose rows' statistics are there
 // A query is needed half a step sooner than its output gradient, and is let go later.
 constexpr int QUERY_STAGES = 4;
 constexpr int GRADIENT_STAGES = 2;
+constexpr int DELTA_WARPS = 2;
 constexpr uint32 KEY_BYTES = BLOCK_N * panel::ROW_BYTES;
 constexpr uint32 QUERY_BYTES = BLOCK_M * panel::ROW_BYTES;
 constexpr uint32 SUM_BYTES = BLOCK_M * PIECE * 4;  // of a block of query rows and a consumer
@@ -32,7 +33,7 @@ struct Shared {
     static constexpr uint32 QUERY_BARRIERS = BARRIERS + 7 * 8;
     static constexpr uint32 GRADIENT_BARRIERS = QUERY_BARRIERS + QUERY_STAGES * 16;
     static constexpr uint32 HEAD_BARRIERS = GRADIENT_BARRIERS + GRADIENT_STAGES * 16;
-    static constexpr uint32 BYTES = HEAD_BARRIERS + HEADS * 16;
+    static constexpr uint32 BYTES = HEAD_BARRIERS + HEADS * 16 + GRADIENT_STAGES * 8;
 
     __device__ uint32 key() const { return base; }
     // Score gradients of a block of keys, and before the first of them its values, which consumers then hold in registers.
@@ -44,7 +45,7 @@ struct Shared {
     __device__ uint32 sum(int block, int consumer) const { return base + SUMS + (block * CONSUMERS + consumer) * SUM_BYTES; }
     // In log2; +inf where a row takes no part. `head`: the parity of its index.
     __device__ uint32 lse(int head, int block) const { return base + LSE + head * STATISTIC_BYTES + block * BLOCK_M * 4; }
-    // Less the log-sum-exp's own gradient, which alone is there until the first block of keys adds the rest.
+    // Less the log-sum-exp's own gradient, which alone is there until the rest is added.
     __device__ uint32 delta(int head, int block) const { return lse(head, block) + (DELTA - LSE); }
 
     // Barriers: `full` once the data is there, `empty` once it has been used.
@@ -61,6 +62,7 @@ struct Shared {
     __device__ uint32 gradient_empty(uint32 stage) const { return gradient_full(stage) + 8; }
     __device__ uint32 statistics_full(int head) const { return base + HEAD_BARRIERS + head * 16; }
     __device__ uint32 statistics_empty(int head) const { return statistics_full(head) + 8; }
+    __device__ uint32 delta_full(uint32 stage) const { return base + HEAD_BARRIERS + HEADS * 16 + stage * 8; }
 };
 static_assert(Shared::BYTES <= 232448, "more shared memory than a block may have");
 
@@ -81,14 +83,15 @@ __device__ __forceinline__ void initialise(const Shared& shared) {
     ptx::mbarrier_init(shared.scores_full(), CONSUMERS * RELEASES);
     ptx::mbarrier_init(shared.scores_empty(), CONSUMERS * RELEASES);
     ptx::mbarrier_init(shared.output_full(), 1);
-    ptx::mbarrier_init(shared.output_empty(), CONSUMERS * RELEASES);
+    ptx::mbarrier_init(shared.output_empty(), DELTA_WARPS * RELEASES_OF_WARP);
     for (int stage = 0; stage < QUERY_STAGES; ++stage) {
         ptx::mbarrier_init(shared.query_full(stage), 1);
         ptx::mbarrier_init(shared.query_empty(stage), CONSUMERS * RELEASES);
     }
     for (int stage = 0; stage < GRADIENT_STAGES; ++stage) {
         ptx::mbarrier_init(shared.gradient_full(stage), 1);
-        ptx::mbarrier_init(shared.gradient_empty(stage), CONSUMERS * RELEASES);
+        ptx::mbarrier_init(shared.gradient_empty(stage), CONSUMERS * RELEASES + DELTA_WARPS * RELEASES_OF_WARP);
+        ptx::mbarrier_init(shared.delta_full(stage), DELTA_WARPS * RELEASES_OF_WARP);
     }
     for (int head = 0; head < HEADS; ++head) {
         ptx::mbarrier_init(shared.statistics_full(head), RELEASES_OF_WARP);

@@ -12,9 +12,9 @@ struct Head {
     int index;
 
     __device__ __forceinline__ bool inside(const Parameters& p) const { return flat < p.head_count; }
-    __device__ __forceinline__ void advance(int count) {
-        flat += count * static_cast<int>(gridDim.x);
-        index += count;
+    __device__ __forceinline__ void advance() {
+        flat += static_cast<int>(gridDim.x);
+        ++index;
     }
     __device__ __forceinline__ int batch(const Parameters& p) const { return flat / p.num_kv_heads; }
     __device__ __forceinline__ int head(const Parameters& p) const { return flat % p.num_kv_heads; }
