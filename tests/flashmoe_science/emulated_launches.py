@@ -67,6 +67,8 @@ class EmulatedMap:
         sizes: tuple[int, ...],
         strides: tuple[int, ...],
         box: tuple[int, ...],
+        *,
+        read_once: bool = False,
     ) -> None:
         self.address = 0
         self._buffer, self._offset = buffer, offset

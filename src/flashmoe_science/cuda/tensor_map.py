@@ -14,6 +14,7 @@ _TYPES = {torch.float16: 6, torch.bfloat16: 9}  # CUtensorMapDataType
 _INTERLEAVE_NONE = 0
 _SWIZZLE_128B = 3
 _L2_PROMOTION_256B = 3
+_L2_PROMOTION_NONE = 0
 _OUT_OF_BOUNDS_ZERO = 0
 
 
@@ -24,7 +25,18 @@ class TensorMap:
     later ones.
     """
 
-    __slots__ = ("_at", "_box", "_dtype", "_encoded", "_keep", "_rank", "_sizes", "_strides", "address")
+    __slots__ = (
+        "_at",
+        "_box",
+        "_dtype",
+        "_encoded",
+        "_keep",
+        "_promotion",
+        "_rank",
+        "_sizes",
+        "_strides",
+        "address",
+    )
 
     def __init__(
         self,
@@ -34,12 +46,15 @@ class TensorMap:
         sizes: tuple[int, ...],
         strides: tuple[int, ...],
         box: tuple[int, ...],
+        *,
+        read_once: bool = False,
     ) -> None:
         """
         Args:
             sizes: elements, fastest dimension first.
             strides: of the dimensions after the first, in elements; 0 for a dimension of size 1.
             box: elements of the first dimensions; 1 of the others.
+            read_once: so that it does not pay that L2 fetches 256 bytes where 128 are asked for.
         """
         self.address = 0
         """Of the tensor that the map describes now; 0 before the first `move`."""
@@ -53,6 +68,7 @@ class TensorMap:
         row_bytes = -(-sizes[0] * dtype.itemsize // 16) * 16
         self._strides = (ctypes.c_uint64 * (rank - 1))(*(s * dtype.itemsize or row_bytes for s in strides))
         self._box = (ctypes.c_uint32 * rank)(*box, *(1,) * (rank - len(box)))
+        self._promotion = _L2_PROMOTION_NONE if read_once else _L2_PROMOTION_256B
         self._encoded = False
 
     def move(self, address: int) -> None:
@@ -78,7 +94,7 @@ class TensorMap:
                 ones,
                 _INTERLEAVE_NONE,
                 _SWIZZLE_128B,
-                _L2_PROMOTION_256B,
+                self._promotion,
                 _OUT_OF_BOUNDS_ZERO,
             )
             if status != 0:

@@ -87,6 +87,11 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
     if any(each[1] * 2 >= 1 << 32 for each in caches):
         return "rows of keys and values are too far apart"
     most = configs.most_rows(max(problem.head_dim, problem.value_dim), *_features(problem))
+    return why_not_rows(problem, most_queries, most)
+
+
+def why_not_rows(problem: Problem, most_queries: int, most: int) -> str | None:
+    """Why a kernel for few queries does not take a call; ``most``: rows that go through the keys together."""
     fewest = (most_queries + 1) // 2 * (problem.num_heads // problem.num_kv_heads)
     if most_queries > MOST_QUERIES or fewest > most:
         return f"it is for few queries: up to {most} rows of heads that share keys"

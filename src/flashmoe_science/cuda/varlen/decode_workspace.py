@@ -7,7 +7,9 @@ import threading
 import torch
 
 from flashmoe_science.configs.attention import decode as configs
+from flashmoe_science.configs.attention import decode_hopper
 from flashmoe_science.configs.attention.decode import DecodeConfiguration
+from flashmoe_science.configs.attention.decode_hopper import DecodeHopperConfiguration
 from flashmoe_science.cuda.kept import kept
 from flashmoe_science.cuda.repeat import Allocate
 from flashmoe_science.errors import InputError
@@ -36,18 +38,20 @@ def shared_workspace(allocate: Allocate, device: int, stream: int, grid: int) ->
     """
     workspace = _workspaces.of_stream.get((device, stream))
     if workspace is None:
-        size = 2 * grid * configs.MOST_QUADS * _PARTIAL_BYTES
+        size = 2 * grid * max(configs.MOST_QUADS, decode_hopper.MOST_QUADS) * _PARTIAL_BYTES
         workspace = kept(lambda: allocate((size,), (1,), torch.uint8))
         _workspaces.of_stream[device, stream] = workspace
     return workspace
 
 
-def arrival_counters(grid: int, configuration: DecodeConfiguration) -> int:
+def arrival_counters(grid: int, configuration: DecodeConfiguration | DecodeHopperConfiguration) -> int:
     """Of a launch: for each warp of a block where pieces meet in groups, and where groups do."""
     return 2 * grid * configuration.warps
 
 
-def workspace_bytes(problem: Problem, sizes: Sizes, configuration: DecodeConfiguration, grid: int) -> int:
+def workspace_bytes(
+    problem: Problem, sizes: Sizes, configuration: DecodeConfiguration | DecodeHopperConfiguration, grid: int
+) -> int:
     """What blocks leave each other: two results each. With `split_keys` one for each piece of each set of rows.
 
     Raises InputError where pieces are so many that these take more than a gigabyte.

@@ -21,13 +21,14 @@ from flashmoe_science.cuda.launch import Launcher, LaunchPlan
 from flashmoe_science.cuda.repeat import Call, Layout, cuda_allocator, layout_of, prepare
 from flashmoe_science.cuda.varlen import portable
 from flashmoe_science.cuda.varlen.arguments import PER_CALL, ByteStrides, PlanArguments
+from flashmoe_science.cuda.varlen.decode_hopper import clusters_pay
 from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
 from flashmoe_science.cuda.varlen.lengths import length_table
 from flashmoe_science.cuda.varlen.prepare import first_of
 from flashmoe_science.cuda.varlen.select import candidates
 from flashmoe_science.cuda.varlen.select import explained as explained_sequences
 from flashmoe_science.errors import InputError, NoKernelError
-from flashmoe_science.varlen.problem import Problem, Run
+from flashmoe_science.varlen.problem import Problem, Run, Sizes
 from flashmoe_science.varlen.problem import Tensors as VarlenTensors
 from flashmoe_science.varlen.sequences import Sequences, as_sequences
 
@@ -84,7 +85,7 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
                 sinks=len(tensors) > 3,
                 return_lse=return_lse,
             )
-            run = _run(problem, device, seqlen_q)
+            run = _run(problem, device, seen.sizes)
             if run is not None:
                 return _call(run, seen, layout_of(output), index, return_lse)
         plan = _plan(query, key, value, output, device, window, softcap, softmax_scale, len(tensors) > 3)
@@ -96,11 +97,12 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
 _calls = Calls(_checked_before, _make_call, options=4)
 
 
-def _run(problem: Problem, device: Device, seqlen_q: int) -> Run | None:
+def _run(problem: Problem, device: Device, sizes: Sizes) -> Run | None:
     """What makes the call where another kernel than the portable one takes it."""
-    most_queries = bucket(seqlen_q)
+    most_queries = bucket(sizes.max_seqlen_q)
     try:
-        kinds = candidates(problem, device, most_queries)
+        pays = clusters_pay(problem, sizes, device)
+        kinds = candidates(problem, device, most_queries, clusters_pay=pays)
     except NoKernelError:
         return None  # the dense launch says what is wrong
     return None if kinds[0] is VarlenKernel.PORTABLE else first_of(kinds, problem, device, most_queries)

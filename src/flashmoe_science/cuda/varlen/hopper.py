@@ -68,6 +68,11 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
         return f"head_dim and value_dim are at most {most[0]} and {most[1]}"
     if 0 < features(problem).page_rows < _FEWEST_PAGE_ROWS:
         return f"pages of {problem.page_size} are too small for it: it needs multiples of {_FEWEST_PAGE_ROWS}"
+    return why_not_strides(problem)
+
+
+def why_not_strides(problem: Problem) -> str | None:
+    """Why a kernel that reads keys, values and perhaps queries by TMA does not take a problem; None if it does."""
     element = problem.dtype.itemsize
     strides = (problem.query_strides, problem.key_strides, problem.value_strides, problem.output_strides)
     if any(stride * element % _ALIGNMENT for each in strides for stride in each):

@@ -9,6 +9,7 @@ class VarlenKernel(Enum):
     """The kernels."""
 
     DECODE = "decode"
+    DECODE_HOPPER = "decode_hopper"
     HOPPER = "hopper"
     PORTABLE = "portable"
 

@@ -9,6 +9,7 @@ import torch
 from flashmoe_science.cuda.device import Device, device_of
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.repeat import current_device
+from flashmoe_science.cuda.varlen.decode_hopper import clusters_pay
 from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
 from flashmoe_science.cuda.varlen.select import MODULES, candidates, is_widened
 from flashmoe_science.errors import KernelDefectError
@@ -19,24 +20,29 @@ from flashmoe_science.varlen.problem import Problem, Repeat, Repeatable, Run, Si
 def prepare(problem: Problem, device: torch.device) -> Run:
     """See `flashmoe_science.varlen.problem.Backend`.
 
-    Which kernel takes a call may depend on how many queries its sequences have at most, by powers of two: each is made
-    ready when it first comes.
+    Which kernel takes a call may depend on how many queries its sequences have at most, by powers of two, and on whether
+    clusters pay: each is made ready when it first comes.
     """
     index = device.index
-    runs: dict[int, Run] = {}
+    runs: dict[tuple[int, bool], Run] = {}
+
+    def key_of(sizes: Sizes) -> tuple[int, bool]:
+        return sizes.max_seqlen_q.bit_length(), clusters_pay(problem, sizes, device_of(index))
 
     def make_ready(sizes: Sizes) -> Run:
         gpu, most_queries = device_of(index), bucket(sizes.max_seqlen_q)
         make_context_current(index)
+        _, pays = key = key_of(sizes)
 
         def prepare_on(problem: Problem) -> Run:
-            return first_of(candidates(problem, gpu, most_queries), problem, gpu, most_queries)
+            kinds = candidates(problem, gpu, most_queries, clusters_pay=pays)
+            return first_of(kinds, problem, gpu, most_queries)
 
         if is_widened(problem, gpu, most_queries):
             run = dequantized.prepare(problem, problem.dtype, prepare_on)
         else:
             run = prepare_on(problem)
-        runs[sizes.max_seqlen_q.bit_length()] = run
+        runs[key] = run
         return run
 
     def run(tensors: Tensors, sizes: Sizes) -> None:
@@ -44,13 +50,13 @@ def prepare(problem: Problem, device: torch.device) -> Run:
             with torch.cuda.device(index):
                 run(tensors, sizes)
             return
-        ready = runs.get(sizes.max_seqlen_q.bit_length())
+        ready = runs.get(key_of(sizes))
         if ready is None:
             ready = make_ready(sizes)
         ready(tensors, sizes)
 
     def repeat(tensors: Tensors, sizes: Sizes, own_output: bool) -> Repeat | None:
-        ready = runs.get(sizes.max_seqlen_q.bit_length())
+        ready = runs.get(key_of(sizes))
         return ready.repeat(tensors, sizes, own_output) if isinstance(ready, Repeatable) else None
 
     return Repeatable(run, repeat)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from flashmoe_science.cuda.choice import Choice, Refusal, not_preferred
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.varlen import decode, hopper, portable
+from flashmoe_science.cuda.varlen import decode, decode_hopper, hopper, portable
 from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
 from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -48,19 +48,34 @@ class KernelModule(Protocol):
 
 MODULES: dict[VarlenKernel, KernelModule] = {
     VarlenKernel.DECODE: decode,
+    VarlenKernel.DECODE_HOPPER: decode_hopper,
     VarlenKernel.HOPPER: hopper,
     VarlenKernel.PORTABLE: portable,
 }
-"""In order of preference: the first that takes a call gets it."""
+"""In order of preference, but for `_preference`: the first that takes a call gets it."""
 
 
-def select(problem: Problem, device: Device, most_queries: int) -> VarlenKernel:
+def select(
+    problem: Problem, device: Device, most_queries: int, *, clusters_pay: bool = False
+) -> VarlenKernel:
     """The kernel for calls of a problem. Raises as `candidates` does."""
-    return candidates(problem, device, most_queries)[0]
+    return candidates(problem, device, most_queries, clusters_pay=clusters_pay)[0]
 
 
-def candidates(problem: Problem, device: Device, most_queries: int) -> list[VarlenKernel]:
+def _preference(problem: Problem, most_queries: int, *, clusters_pay: bool) -> list[VarlenKernel]:
+    others = [kind for kind in MODULES if kind is not VarlenKernel.DECODE_HOPPER]
+    first = not clusters_pay and decode_hopper.is_preferred(problem, most_queries)
+    others.insert(0 if first else 1, VarlenKernel.DECODE_HOPPER)
+    return others
+
+
+def candidates(
+    problem: Problem, device: Device, most_queries: int, *, clusters_pay: bool = False
+) -> list[VarlenKernel]:
     """The kernels that take calls of a problem, the preferred one first: at least one.
+
+    Args:
+        clusters_pay: see `decode_hopper.clusters_pay`.
 
     Raises:
         InputError: the override variable names no kernel.
@@ -72,7 +87,9 @@ def candidates(problem: Problem, device: Device, most_queries: int) -> list[Varl
         raise InputError(f"{OVERRIDE_VARIABLE}={named!r} names no kernel; expected one of {', '.join(names)}")
     reasons = {
         kind: MODULES[kind].why_not(problem, device, most_queries)
-        for kind in ([names[named]] if named else MODULES)
+        for kind in (
+            [names[named]] if named else _preference(problem, most_queries, clusters_pay=clusters_pay)
+        )
     }
     taking = [kind for kind, reason in reasons.items() if reason is None]
     if not taking:
@@ -99,7 +116,8 @@ def explained(
     if is_widened(problem, device, most_queries):
         problem = dequantized.widened(problem, problem.dtype)
         reason = ", over a copy of the cache in 16 bits"
-    kind = select(problem, device, most_queries)
+    clusters_pay = decode_hopper.clusters_pay(problem, sizes, device)
+    kind = select(problem, device, most_queries, clusters_pay=clusters_pay)
     choice = MODULES[kind].choose(problem, device, sizes, tokens)
     named = os.environ.get(OVERRIDE_VARIABLE)
     refusals = tuple(

@@ -23,6 +23,7 @@
 //   TREE           1: queries of a sequence are a tree, whose words say which of their keys a row sees; may be left out
 //   DEPENDENT      1: launched with programmatic stream serialization (sm_90), so that it may start early
 #include "decode/results.cuh"
+#include "decode/scores.cuh"
 #include "decode/tiles.cuh"
 #include "mma/m16n8k16.cuh"
 #include "ptx/cp_async.cuh"
@@ -61,11 +62,6 @@ __device__ __forceinline__ void copy_queries(const Parameters& p, const Segment&
         copy_chunk(shared_address(&to[i]), p.query + offset, valid);
     }
     copy_commit();
-}
-
-// softcap * tanh(scale * x / softcap) in units of log2. 1 - 2 / (1 + exp(2 y)) is tanh(y), to float32's precision of 1.
-__device__ __forceinline__ float capped(float x, const Parameters& p) {
-    return p.softcap_log2 * (1.0f - 2.0f * reciprocal(1.0f + exp2_approx(x * p.softcap_scale)));
 }
 
 // exp2(score + change), with the sign of a key's scale; zero where the key is not seen.

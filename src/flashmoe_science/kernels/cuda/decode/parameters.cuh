@@ -7,16 +7,22 @@
 #ifndef CLUSTER
 #define CLUSTER 1
 #endif
+#ifndef TILE_KEYS
+#define TILE_KEYS 16
+#endif
+#ifndef PASS_TILES
+#define PASS_TILES (WARPS * KEY_TILES)
+#endif
 
 namespace {
 
-constexpr int kTileKeys = 16;
+constexpr int kTileKeys = TILE_KEYS;
 constexpr int kRows = 8 * ROW_TILES;
 constexpr int kChunks = (HEAD_DIM + 31) / 32;          // of 32 dims of a key: the dims of two k-steps of Q K^T
 constexpr int kDimGroups = (VALUE_DIM + 63) / 64;      // of 64 dims of a value: four m-tiles of O^T
 constexpr int kQuads = 4 * ROW_TILES * kDimGroups;     // float4 that a lane holds of the output
 constexpr int kShares = (kQuads + WARPS - 1) / WARPS;  // of them, finished by one warp
-constexpr int kPass = WARPS * KEY_TILES;               // key tiles that a block goes through at a time
+constexpr int kPass = PASS_TILES;                      // key tiles that a block goes through at a time
 constexpr int kMerges = VALUE_DIM <= 128 && WARPS * kQuads <= 64 ? 2 : 1;  // segments whose results warps may be merging at a time
 constexpr int kPieceBytes = CACHE == 0 ? 16 : 8;       // of eight elements of a key or value
 #if PAIRS

@@ -19,7 +19,9 @@ using Quad = QuadOf<kDimGroups>;
 
 // Partial results that a lane loads at a time, of so many quads; more take more registers, and spill on sm_120.
 constexpr int kTogether = VALUE_DIM <= 64 || VALUE_DIM > 128 || (ROW_TILES > 2 && WARPS < 8) ? 8 : 16;
-constexpr int kQuadsTogether = ROW_TILES == 2 && PAGES < 2 && kQuads % (2 * WARPS) == 0 && DEPENDENT ? 2 : 1;
+constexpr bool kMoreRegisters = TILE_KEYS == 64;  // attention_decode_hopper.cu
+constexpr int kQuadsTogether =
+    (kMoreRegisters || (ROW_TILES == 2 && PAGES < 2 && DEPENDENT)) && kQuads % (2 * WARPS) == 0 ? 2 : 1;
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kNaturalLogOf2 = 0.6931471805599453f;
 

@@ -1,0 +1,90 @@
+"""Shapes of the Hopper kernel for decode steps (`kernels/cuda/attention_decode_hopper.cu`): data, and what they take."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from flashmoe_science.configs.attention.hopper import SWIZZLE_PANEL
+
+TILE_KEYS = 64
+"""Keys that a warpgroup multiplies at a time."""
+WARPGROUPS = 2
+"""That compute; a warp of a third one loads."""
+WARPS = 4 * WARPGROUPS
+DIMENSIONS = (64, 128)
+PRODUCT_ROWS = 64
+"""Query rows that wgmma multiplies at a time, whatever their number."""
+_ROW_TILES = (1, 2, 4, 8)
+_MOST_BYTES = 232448 - 4096
+"""Dynamic shared memory of a block, beside a few kilobytes of static one."""
+MOST_QUADS = 4 * _ROW_TILES[-1] * (DIMENSIONS[-1] // 64)
+"""That any configuration has: see `DecodeHopperConfiguration.quads`."""
+_ALIGNMENT = 1024
+_SLOTS = 4
+
+
+@dataclass(frozen=True)
+class DecodeHopperConfiguration:
+    """One kernel. See `kernels/cuda/attention_decode_hopper.cu` for what the fields do there."""
+
+    head_dim: int
+    value_dim: int
+    row_tiles: int
+    """Query rows of a set / 8."""
+    stages: int
+    """Tiles of keys that there is room for, and as many of values: the same number for each warpgroup."""
+    box_rows: int
+    """Rows of a box of keys, which lies in one page."""
+    paged: bool
+    softcap: bool = False
+    chunk: bool = False
+
+    @property
+    def threads(self) -> int:
+        return 32 * WARPS + 128
+
+    @property
+    def rows(self) -> int:
+        return 8 * self.row_tiles
+
+    @property
+    def warps(self) -> int:
+        """That leave each other results."""
+        return WARPS
+
+    @property
+    def quads(self) -> int:
+        """Groups of 4 values in each of 32 lanes that the output of one set of rows has."""
+        return 4 * self.row_tiles * (self.value_dim // 64)
+
+    @property
+    def shared_bytes(self) -> int:
+        return _fixed_bytes(self) + self.stages * _stage_bytes(self.head_dim, self.value_dim)
+
+
+def _stage_bytes(head_dim: int, value_dim: int) -> int:
+    return 2 * TILE_KEYS * (head_dim + value_dim) + 2 * 16
+
+
+def _fixed_bytes(configuration: DecodeHopperConfiguration) -> int:
+    queries = 2 * PRODUCT_ROWS * configuration.head_dim
+    results = 2 * configuration.quads * 32 * 16
+    return queries + results + _SLOTS * 16 + _ALIGNMENT
+
+
+def box_rows(page_size: int) -> int:
+    """The most rows of a page that one box can have in every tile."""
+    return math.gcd(page_size, TILE_KEYS) if page_size else TILE_KEYS
+
+
+def configuration(
+    head_dim: int, value_dim: int, rows: int, page_size: int, *, softcap: bool = False, chunk: bool = False
+) -> DecodeHopperConfiguration:
+    """The kernel for so many packed rows (query tokens x heads that share keys), with as many stages as have room."""
+    row_tiles = next((tiles for tiles in _ROW_TILES if 8 * tiles >= rows), _ROW_TILES[-1])
+    least = DecodeHopperConfiguration(
+        head_dim, value_dim, row_tiles, 1, box_rows(page_size), page_size > 0, softcap, chunk
+    )
+    stages = (_MOST_BYTES - _fixed_bytes(least)) // _stage_bytes(head_dim, value_dim)
+    return replace(least, stages=stages // WARPGROUPS * WARPGROUPS)

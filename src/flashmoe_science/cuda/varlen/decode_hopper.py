@@ -1,0 +1,221 @@
+"""The Hopper kernel for decode steps (`kernels/cuda/attention_decode_hopper.cu`): TMA and wgmma, lengths on the device.
+
+It has the schedule, the workspace and most of the argument of `cuda.varlen.decode`, behind two tensor maps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any, NamedTuple
+
+import torch
+
+from flashmoe_science.configs.attention import decode as decode_configs
+from flashmoe_science.configs.attention import decode_hopper as configs
+from flashmoe_science.configs.attention.decode_hopper import DecodeHopperConfiguration
+from flashmoe_science.configs.attention.hopper import SWIZZLE_PANEL
+from flashmoe_science.cuda import wgmma
+from flashmoe_science.cuda.choice import Choice
+from flashmoe_science.cuda.device import Device
+from flashmoe_science.cuda.driver import load
+from flashmoe_science.cuda.launch import Launcher
+from flashmoe_science.cuda.repeat import cuda_allocator, raw_stream
+from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
+from flashmoe_science.cuda.tickets import decode_arrival_pool, is_capturing
+from flashmoe_science.cuda.varlen import decode, hopper
+from flashmoe_science.cuda.varlen.decode_workspace import arrival_counters, shared_workspace, workspace_bytes
+from flashmoe_science.cuda.varlen.kind import VarlenKernel
+from flashmoe_science.jit.nvrtc import CudaKernel
+from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
+
+MAPS_BYTES = 2 * MAP_BYTES
+_FEW_ROWS = 8
+ARGUMENT_BYTES = -(-(MAPS_BYTES + decode.ARGUMENT_BYTES) // 64) * 64
+
+
+def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
+    """See `select.KernelModule`."""
+    reason = wgmma.why_not_device(device) or decode.why_not_rows(problem, most_queries, configs.PRODUCT_ROWS)
+    if reason is not None:
+        return reason
+    if problem.dtype not in (torch.bfloat16, torch.float16):
+        return f"it does not take {problem.dtype}"
+    for asked, words in (
+        (problem.quantized is not None, "it reads no cache of FP8"),
+        (problem.alibi, "it has no ALiBi"),
+        (problem.tree, "it has no trees"),
+        (problem.split_keys > 0, "it does not split keys at multiples of a number"),
+    ):
+        if asked:
+            return words
+    if problem.head_dim not in configs.DIMENSIONS or problem.value_dim not in configs.DIMENSIONS:
+        return f"head_dim and value_dim are {configs.DIMENSIONS[0]} or {configs.DIMENSIONS[1]}"
+    if problem.page_size % decode_configs.KEY_TILE:
+        return f"pages must be multiples of {decode_configs.KEY_TILE}"
+    return hopper.why_not_strides(problem)
+
+
+def clusters_pay(problem: Problem, sizes: Sizes, device: Device) -> bool:
+    """Whether the sets of rows are so few, and their keys too, that the other decode kernel's clusters are faster."""
+    sets = sizes.batch * problem.num_kv_heads
+    return sizes.max_seqlen_k <= decode_configs.SHORT and 2 * sets <= device.multiprocessors
+
+
+def is_preferred(problem: Problem, most_queries: int) -> bool:
+    """Whether it is the faster one of the two that take few queries, where no clusters pay.
+
+    The other one takes longer the more rows there are, and this one does not.
+    """
+    return (most_queries + 1) // 2 * (problem.num_heads // problem.num_kv_heads) > _FEW_ROWS
+
+
+def configuration_for(problem: Problem, max_seqlen_q: int) -> DecodeHopperConfiguration:
+    return configs.configuration(
+        problem.head_dim,
+        problem.value_dim,
+        max_seqlen_q * (problem.num_heads // problem.num_kv_heads),
+        problem.page_size,
+        softcap=problem.softcap > 0,
+        chunk=problem.chunk > 0,
+    )
+
+
+def choose(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> Choice:
+    """See `select.KernelModule`."""
+    configuration = configuration_for(problem, sizes.max_seqlen_q)
+    return Choice(VarlenKernel.DECODE_HOPPER, configuration, "few queries: TMA, and wgmma for all rows at once")
+
+
+def kernel(configuration: DecodeHopperConfiguration, dtype: torch.dtype) -> CudaKernel:
+    return CudaKernel(
+        source="attention_decode_hopper.cu",
+        function="attention_decode_hopper",
+        architecture="sm_90a",
+        macros={
+            "HEAD_DIM": configuration.head_dim,
+            "VALUE_DIM": configuration.value_dim,
+            "ROW_TILES": configuration.row_tiles,
+            "STAGES": configuration.stages,
+            "PAGES": int(configuration.paged),
+            "BOX_ROWS": configuration.box_rows,
+            "SCORE_CHANGES": int(configuration.softcap),
+            **({"CHUNK": 1} if configuration.chunk else {}),
+            "DEPENDENT": 1,
+            "QUERY_BF16": int(dtype == torch.bfloat16),
+            "ELEMENT_BF16": int(dtype == torch.bfloat16),
+            "MMA_K": 16,
+            "NATIVE_FP8": 1,
+            "NATIVE_CP_ASYNC": 1,
+            "NATIVE_REDUX": 1,
+        },
+        threads_per_block=configuration.threads,
+        dynamic_shared_bytes=configuration.shared_bytes,
+    )
+
+
+def kernels(architecture: str) -> list[CudaKernel]:
+    """What is built ahead of time."""
+    return []
+
+
+def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
+    """See `flashmoe_science.varlen.problem.Backend`; the device is current. For problems that `why_not` is None for.
+
+    Raises:
+        InputError: a tensor does not begin at a multiple of 16 bytes; in the run.
+        BuildError, DeviceError: see `driver.load`.
+    """
+    allocate, own, index = cuda_allocator(), _OfThread(), device.index
+    pool, most = decode_arrival_pool(device.index), device.multiprocessors
+    write = decode.call_writer(problem)
+
+    def run(tensors: Tensors, sizes: Sizes) -> None:
+        stream = raw_stream(index)
+        capturing = stream != 0 and is_capturing()
+        configuration = configuration_for(problem, sizes.max_seqlen_q)
+        launch = own.launches.get(configuration)
+        if launch is None:
+            launch = own.launches[configuration] = _make_launch(problem, configuration, device, capturing)
+        if capturing:
+            size = workspace_bytes(problem, sizes, configuration, most)
+            workspace = allocate((size,), (1,), torch.uint8)
+        else:
+            pool.reserve()
+            workspace = shared_workspace(allocate, index, stream, most)
+        # After the workspace: what is allocated behind counters may lie where they do.
+        counters = pool.take(stream, arrival_counters(most, configuration))
+        write(launch.arguments, tensors, sizes, workspace.data_ptr(), counters)
+        launch.maps.describe(tensors)
+        launch.launcher.start(stream)
+
+    return run
+
+
+class _Launch(NamedTuple):
+    launcher: Launcher
+    arguments: Any
+    """What of the launcher's buffer is as `cuda.varlen.decode` has it."""
+    maps: TensorMaps
+
+
+class _OfThread(threading.local):
+    """Launchers have a buffer that is read during the launch, so each thread has its own."""
+
+    def __init__(self) -> None:
+        self.launches: dict[DecodeHopperConfiguration, _Launch] = {}
+
+
+def _make_launch(
+    problem: Problem, configuration: DecodeHopperConfiguration, device: Device, capturing: bool
+) -> _Launch:
+    compiled = kernel(configuration, problem.dtype)
+    function = load(compiled, device.index, capturing)
+    team = decode_configs.team_for(problem.num_kv_heads, device.multiprocessors)
+    grid = device.multiprocessors - device.multiprocessors % team
+    launcher = Launcher(function, (grid, 1, 1), compiled, ARGUMENT_BYTES, dependent=True)
+    arguments = arguments_of(launcher.buffer)
+    decode.write_plan(arguments, problem, grid, team)
+    return _Launch(launcher, arguments, TensorMaps(launcher.buffer, problem, configuration))
+
+
+def arguments_of(buffer: Any) -> Any:
+    """What of a launch's buffer is as `cuda.varlen.decode` has it."""
+    return (ctypes.c_char * decode.ARGUMENT_BYTES).from_buffer(buffer, MAPS_BYTES)
+
+
+class TensorMaps:
+    """Of key and value, in a launch's buffer: made anew where a size changed, moved where an address did."""
+
+    def __init__(self, buffer: Any, problem: Problem, configuration: DecodeHopperConfiguration) -> None:
+        self._buffer = buffer
+        self._problem = problem
+        self._box = (SWIZZLE_PANEL, configuration.box_rows)
+        self._sizes: list[int] = [-1, -1]
+        self._maps: list[TensorMap | None] = [None, None]
+
+    def describe(self, tensors: Tensors) -> None:
+        """Raises InputError for a tensor that TMA cannot address."""
+        for index, tensor in enumerate((tensors.key, tensors.value)):
+            map_, size, address = self._maps[index], tensor.shape[0], tensor.data_ptr()
+            if size == 0:  # no key of it is read, but a map describes something
+                size, address = 1, tensors.output.data_ptr()
+            if map_ is None or self._sizes[index] != size:
+                map_ = self._maps[index] = self._make(index, size)
+                self._sizes[index] = size
+            if map_.address != address:
+                map_.move(address)
+
+    def _make(self, index: int, size: int) -> TensorMap:
+        problem = self._problem
+        page, token, head = problem.value_strides if index else problem.key_strides
+        rows, pages = (problem.page_size, size) if problem.page_size else (size, 1)
+        return TensorMap(
+            self._buffer,
+            index * MAP_BYTES,
+            problem.dtype,
+            (problem.value_dim if index else problem.head_dim, rows, problem.num_kv_heads, pages),
+            (token if rows > 1 else 0, head if problem.num_kv_heads > 1 else 0, page if pages > 1 else 0),
+            self._box,
+            read_once=True,
+        )

@@ -1,0 +1,183 @@
+"""The Hopper kernel for decode steps without a GPU: its own source, compiled as C++ (../../emulated.py), against float64."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from emulated import NEEDS_COMPILER
+from emulated_decode import inputs_of, options
+from emulated_decode_hopper import attend
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from varlen_cases import Shape, bounds, packed, paged
+from varlen_reference import assert_as_exact_as_pytorch
+
+from flashmoe_science.configs.attention import decode_hopper as configs
+from flashmoe_science.cuda.varlen import decode_hopper
+from flashmoe_science.jit.limits import check_block
+from flashmoe_science.jit.nvrtc import compile_kernel
+from flashmoe_science.varlen.arguments import check
+from problems import H200
+
+ONE_TOKEN = Shape(
+    (1, 1, 1, 1, 1), (300, 1, 0, 129, 16), heads=4, kv_heads=2, head_dim=64, dtype=torch.bfloat16
+)
+
+
+def assert_right(
+    shape: Shape,
+    call: dict[str, torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    grid: int = 3,
+    team: int = 1,
+    **changes: Any,
+) -> None:
+    out, lse = attend(call, options(**changes), tuple(bounds(shape).values()), monkeypatch, grid, team)
+    assert_as_exact_as_pytorch(out, lse, call, **{**bounds(shape), **changes})
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("grid", [1, 3, 16])
+@pytest.mark.parametrize("page_size", [0, 16, 48, 64, 256])
+def test_one_token_of_each_sequence(page_size: int, grid: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = paged(ONE_TOKEN, page_size) if page_size else packed(ONE_TOKEN)
+    assert_right(ONE_TOKEN, call, monkeypatch, grid)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("layout", ["HND", "joint", "interleaved"])
+def test_any_strides(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_right(ONE_TOKEN, paged(ONE_TOKEN, 32, layout=layout), monkeypatch)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim", "heads", "queries", "dtype"),
+    [
+        (64, 64, 16, 2, torch.bfloat16),
+        (128, 128, 8, 1, torch.bfloat16),
+        (128, 128, 8, 8, torch.float16),
+        (128, 64, 6, 5, torch.bfloat16),
+        (64, 128, 16, 8, torch.float16),
+        (128, 128, 20, 8, torch.bfloat16),
+    ],
+)
+def test_dims_heads_and_rows(
+    head_dim: int,
+    value_dim: int,
+    heads: int,
+    queries: int,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last has 80 rows, which are two sets."""
+    shape = Shape((queries, queries, 1), (700, 7, 33), heads, 2, head_dim, value_dim, dtype)
+    assert_right(shape, paged(shape, 16, spare_rows=2), monkeypatch, 4, team=2)
+
+
+@NEEDS_COMPILER
+def test_more_tiles_than_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies come late and in any order."""
+    shape = Shape((4, 4), (3000, 1500), 8, 2, 128, 128, torch.bfloat16)
+    assert_right(shape, paged(shape, 64), monkeypatch, 2)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 400)), min_size=0, max_size=40),
+    page_size=st.sampled_from([0, 16, 64, 80]),
+    grid=st.integers(1, 40),
+    heads=st.sampled_from([(1, 1), (4, 2), (2, 1), (12, 1)]),
+    causal=st.booleans(),
+    window=st.sampled_from([(-1, -1), (0, 0), (3, -1), (40, 2), (130, 5), (-1, 7)]),
+    softcap=st.sampled_from([0.0, 0.0, 2.0]),
+    extras=st.sampled_from([(), ("sinks",), ("sinks", "rows")]),
+    data=st.integers(0, 1000),
+)
+@NEEDS_COMPILER
+def test_any_batch(
+    lengths: list[tuple[int, int]],
+    page_size: int,
+    grid: int,
+    heads: tuple[int, int],
+    causal: bool,
+    window: tuple[int, int],
+    softcap: float,
+    extras: tuple[str, ...],
+    data: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queries, keys = zip(*lengths, strict=True) if lengths else ((), ())
+    shape = Shape(queries, keys, *heads, 64, dtype=torch.bfloat16)
+    spare = 3 if "rows" in extras else 0
+    call = (
+        paged(shape, page_size, data, spare_rows=spare, garbage=1 << 30)
+        if page_size
+        else packed(shape, data, spare_rows=spare, spare_keys=spare)
+    )
+    if "sinks" in extras:
+        call["sinks"] = 3 * torch.randn(heads[0], generator=torch.Generator().manual_seed(data))
+        call["sinks"][0] = -torch.inf
+    chosen = {"causal": causal, "window": window, "softcap": softcap}
+    out, lse = attend(call, options(**chosen), (4, 400), monkeypatch, grid)
+    assert_as_exact_as_pytorch(out, lse, call, **{**bounds(shape), **chosen})
+
+
+@NEEDS_COMPILER
+def test_keys_that_no_row_sees_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape((2, 1), (300, 90), 4, 2, 64, dtype=torch.bfloat16)
+    clean = paged(shape, 16)
+    chosen = options(window=(20, 0))
+    expected = attend(clean, chosen, (2, 300), monkeypatch)
+    dirty = {name: tensor.clone() for name, tensor in clean.items()}
+    for index, (queries, keys) in enumerate(zip(shape.queries, shape.keys, strict=True)):
+        hidden = torch.arange(keys - queries - 20)
+        page = clean["block_table"][index].long()[hidden // 16]
+        dirty["key"][page, hidden % 16] = torch.nan
+        dirty["value"][page, hidden % 16] = torch.inf
+        dirty["block_table"][index, : len(hidden) // 16] = -1  # pages that the window has left behind
+    for given_, wanted in zip(attend(dirty, chosen, (2, 300), monkeypatch), expected, strict=True):
+        assert torch.equal(given_, wanted)
+
+
+@given(
+    dims=st.tuples(*(st.sampled_from(configs.DIMENSIONS),) * 2),
+    rows=st.integers(1, 200),
+    page_size=st.integers(0, 64).map(lambda pages: 16 * pages),
+)
+def test_what_is_chosen_fits(dims: tuple[int, int], rows: int, page_size: int) -> None:
+    chosen = configs.configuration(*dims, rows, page_size)
+    check_block("decode_hopper", "sm_90", chosen.threads, chosen.shared_bytes)
+    assert chosen.rows >= min(rows, configs.PRODUCT_ROWS)
+    assert chosen.stages >= 4
+    assert chosen.quads <= configs.MOST_QUADS
+    assert chosen.box_rows % 16 == 0
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("rows", [4, 16, 32, 64])
+def test_the_largest_kernels_compile_without_spills(rows: int) -> None:
+    for softcap in (False, True):
+        chosen = configs.configuration(128, 128, rows, 16, softcap=softcap, chunk=True)
+        compile_kernel(decode_hopper.kernel(chosen, torch.bfloat16))
+
+
+def test_what_it_cannot_do_is_said() -> None:
+    problem = check(inputs_of(paged(ONE_TOKEN, 16)), options())
+    assert decode_hopper.why_not(problem, H200, 1) is None
+    for change, reason in (
+        ({"dtype": torch.float32}, "does not take torch.float32"),
+        ({"head_dim": 96}, "are 64 or 128"),
+        ({"page_size": 24}, "multiples of 16"),
+        ({"alibi": True}, "ALiBi"),
+        ({"tree": True}, "trees"),
+        ({"split_keys": 128}, "split"),
+        ({"num_heads": 256}, "up to 64 rows"),
+        ({"key_strides": (4096, 68, 64)}, "multiples of 16 bytes"),
+        ({"value_strides": (4096, 0, 64)}, "expanded"),
+    ):
+        assert reason in str(decode_hopper.why_not(dataclasses.replace(problem, **change), H200, 1))
+    assert "few queries" in str(decode_hopper.why_not(problem, H200, 31))

@@ -1,0 +1,57 @@
+"""Calls of attention over sequences of any lengths, made by the Hopper decode kernel's own source on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import pytest
+import torch
+from emulated import compile_emulation
+from emulated_decode import inputs_of
+from emulated_launches import EmulatedMap
+from varlen_cases import Call
+
+from flashmoe_science.configs.attention.decode_hopper import DecodeHopperConfiguration
+from flashmoe_science.cuda.varlen import decode, decode_hopper, decode_workspace
+from flashmoe_science.varlen.arguments import Options, check, check_sizes
+from flashmoe_science.varlen.problem import Tensors
+
+
+@functools.cache
+def library(configuration: DecodeHopperConfiguration, dtype: torch.dtype) -> ctypes.CDLL:
+    return compile_emulation(decode_hopper.kernel(configuration, dtype), "HopperParameters")
+
+
+def attend(
+    call: Call,
+    options: Options,
+    sizes: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+    grid: int = 3,
+    team: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and lse of the emulated kernel with a grid of so many blocks; both begin as NaN."""
+    monkeypatch.setattr(decode_hopper, "TensorMap", EmulatedMap)
+    inputs = inputs_of(call)
+    problem = check(inputs, options)
+    checked = check_sizes(inputs, *sizes)
+    configuration = decode_hopper.configuration_for(problem, checked.max_seqlen_q)
+    output = torch.full((*call["query"].shape[:2], call["value"].shape[-1]), torch.nan, dtype=problem.dtype)
+    lse = torch.full(call["query"].shape[:2], torch.nan)
+    workspace = torch.full(
+        (decode_workspace.workspace_bytes(problem, checked, configuration, grid) // 4,), torch.nan
+    )
+    arrivals = torch.zeros(decode_workspace.arrival_counters(grid, configuration), dtype=torch.int32)
+    storage = ctypes.create_string_buffer(decode_hopper.ARGUMENT_BYTES + 64)
+    start = -ctypes.addressof(storage) % 64
+    buffer = (ctypes.c_char * decode_hopper.ARGUMENT_BYTES).from_buffer(storage, start)
+    arguments = decode_hopper.arguments_of(buffer)
+    decode.write_plan(arguments, problem, grid, team)
+    given = (call.get(name) for name in Tensors._fields[5:])
+    tensors = Tensors(call["query"], call["key"], call["value"], output, lse, *given)  # type: ignore[arg-type]
+    decode.call_writer(problem)(arguments, tensors, checked, workspace.data_ptr(), arrivals.data_ptr())
+    decode_hopper.TensorMaps(buffer, problem, configuration).describe(tensors)
+    library(configuration, problem.dtype).run(buffer, grid)
+    assert not arrivals.any(), "counters are zero after a launch"
+    return output, lse
