@@ -1,4 +1,4 @@
-"""Whole plans of the mixture of experts on the CPU: launches run the emulation of their kernels, one after another."""
+"""Whole plans on the CPU: launches run the emulation of their kernels, one after another."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from flashmoe_science.cuda.moe.gradients import hopper as backward_hopper
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 PARAMETERS = {
+    "attention_backward_sinks": "SinksParameters",
     "moe_count": "routing::Parameters",
     "moe_place": "routing::Parameters",
     "moe_hopper": "moe::Parameters",

@@ -1,5 +1,5 @@
-"""Run by tools/sanitize.sh under compute-sanitizer: gradients of attention by every kernel that takes a call, on small
-shapes.
+"""Run by tools/sanitize.sh under compute-sanitizer: gradients of attention by every kernel that takes a call, and of
+sinks, on small shapes.
 
 Usage: python sanitized_backward_calls.py [KERNEL...]     (of `GradientKind`; all that this GPU has if none is named)
 
@@ -36,6 +36,7 @@ from flashmoe_science.cuda.device import device_of
 from flashmoe_science.gradients import Gradients, Needs
 from flashmoe_science.jit import nvrtc
 from flashmoe_science.jit.nvrtc import CudaKernel
+from flashmoe_science.varlen import sink_gradients
 
 # (seqlen_q, seqlen_k), head_dim, causal, a gradient of the log-sum-exp: partial tiles, several blocks of either, rows
 # without keys, padded head dims, and those for which one pass has no room.
@@ -64,6 +65,8 @@ LONG_TILES = [
 ]
 MANY_HEADS = [((70, 130), 64, False, True), ((33, 40), 64, True, False)]
 """Of the kernel for short sequences, whose blocks then have three heads of keys."""
+SINKS = [(1, 1, 1, 64), (2, 3, 150, 72), (1, 4, 300, 128), (150, 1, 20, 8)]
+"""Shapes of an output with sinks: rows past the end, padded rows, several blocks of a head."""
 NEEDS = [ALL, ALL, Needs(True, False, False), ALL, ALL, Needs(False, True, True)]
 
 
@@ -123,6 +126,32 @@ def assert_right(case: Backward, needs: Needs, choice: Choice) -> None:
     assert_gradients(replace(case, grad_lse=None), tuple(on_cpu))
 
 
+def assert_sinks_right(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    """What sinks change of a backward pass, and their gradient."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    batch, heads, rows, head_dim = shape
+    output, grad_output = (
+        torch.randn(batch, rows, heads, head_dim, generator=generator).to(dtype).transpose(1, 2)
+        for _ in range(2)
+    )
+    lse, grad_lse = (torch.randn(batch, heads, rows, generator=generator) for _ in range(2))
+    lse[:, :, 5::7] = -torch.inf
+    call = {
+        "grad_output": grad_output,
+        "grad_lse": grad_lse,
+        "output": output,
+        "lse": lse,
+        "sinks": torch.randn(heads, generator=generator),
+    }
+    on_gpu = {name: each.cuda() for name, each in call.items()}
+    results = sink_gradients.with_sinks(**on_gpu, total=True, of_sinks=True)[1:]
+    wide = {name: each.double() for name, each in call.items()}
+    exact = sink_gradients._composed(**wide, of_rows=True, of_sinks=True)[1:]
+    for mine, right in zip(results, exact, strict=True):
+        assert mine is not None
+        torch.testing.assert_close(mine.double().cpu(), right, rtol=1e-5, atol=1e-3)
+
+
 def for_racecheck(make: Callable[..., CudaKernel]) -> Callable[..., CudaKernel]:
     """Kernels as racecheck understands them: see `kernels/cuda/racecheck.cuh`."""
 
@@ -167,6 +196,10 @@ def main() -> None:
             case = made(*given, dtype=torch.bfloat16, batch=-(-heads // 2))
             assert_right(case, ALL, Choice(GradientKind.SHORT, ShortBackward(case.causal)))
             launches["short, several heads of a block"] += 1
+    if not sys.argv[1:]:
+        for index, shape in enumerate(SINKS):
+            assert_sinks_right(shape, (torch.bfloat16, torch.float16)[index % 2])
+            launches["sinks"] += 1
     torch.cuda.synchronize()
     assert launches
     print(f"passed; launches: {', '.join(f'{name} {count}' for name, count in launches.items())}")

@@ -16,6 +16,7 @@ from flashmoe_science.cpu import attention as cpu
 from flashmoe_science.cuda import attention as cuda
 from flashmoe_science.errors import KernelDefectError
 from flashmoe_science.gradients import Needs
+from flashmoe_science.varlen.sink_gradients import with_sinks
 
 _BLOCK_SCORES = 1 << 22
 """Scores of a block, over all heads and sequences: 16 MB in float32."""
@@ -62,31 +63,21 @@ def gradients(
     needs: Needs,
     of_sinks: bool,
 ) -> Gradients:
-    """Of what is needed. With total = log(exp(lse) + exp(sink)), weights are P = exp(S - total). A sink's gradient is
-    the sum of -rowsum(output * grad_output) * exp(sink - total) over its head's rows. Rows without keys have none.
+    """Of what is needed. With sinks the kernels' log-sum-exp is total = log(exp(lse) + exp(sink)): weights are P =
+    exp(S - total).
     """
-    sinks, lse = call.sinks, call.lse
-    total, ratio = lse, None
-    grad_sinks = None
-    if sinks is not None:
-        logits = sinks.detach()[:, None]
-        without_keys = lse == -torch.inf
-        total = torch.where(without_keys, lse, torch.logaddexp(lse, logits))
-        ratio = torch.where(without_keys, 0.0, (total - lse).exp().clamp(max=torch.finfo(torch.float32).max))
-        if of_sinks:
-            delta = (call.output.float() * grad_output).sum(-1)
-            share = torch.where(without_keys, 0.0, (logits - total).exp())
-            grad_sinks = -(delta * share).sum((0, 2))
-    if not any(needs):
-        return Gradients(None, None, None, grad_sinks)
-    if call.query.numel() == 0 or call.key.numel() == 0:
+    total, grad_sinks = call.lse, None
+    of_rows = any(needs) and call.query.numel() > 0 and call.key.numel() > 0
+    if call.sinks is not None and (of_rows or of_sinks):
+        tensors = grad_output, grad_lse, call.output, call.lse, call.sinks
+        grad_output, with_sink, grad_lse, grad_sinks = with_sinks(*tensors, total=of_rows, of_sinks=of_sinks)
+        total = call.lse if with_sink is None else with_sink
+    if not of_rows:
         of_query, of_key, of_value = (
             torch.zeros_like(tensor) if needed else None
             for tensor, needed in zip(call[:3], needs, strict=True)
         )
         return Gradients(of_query, of_key, of_value, grad_sinks)
-    if grad_lse is not None and ratio is not None:
-        grad_lse = grad_lse * ratio  # the log-sum-exp has no sink in it: its weights are P * exp(total - lse)
     window = _effective(options.window, call.query.shape[2], call.key.shape[2])
     kept = (grad_output, *call[:4], total.contiguous(), grad_lse)
     causal = window[1] == 0

@@ -19,8 +19,10 @@ from flashmoe_science.jit.limits import base_architecture
 from flashmoe_science.jit.nvrtc import CudaKernel
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a")
-OF_NO_OPERATION = {"key_lists", "rotate"}
-"""Functions of kernels that no case of the lab leads to: masks as lists of keys, and queries and keys by positions."""
+OF_NO_OPERATION = {"attention_backward_sinks", "key_lists", "rotate"}
+"""Functions of kernels that no case of the lab leads to: gradients with sinks, masks as lists of keys, and queries and
+keys by positions.
+"""
 CUDA = Path(device.__file__).parent
 
 
@@ -50,7 +52,7 @@ def test_no_kernel_is_listed_twice(architecture: str) -> None:
 @pytest.mark.usefixtures("nvrtc")
 def test_which_kernels_an_architecture_gets() -> None:
     turing = {kernel.function for kernel in kernels(["sm_75"])}
-    backward = {f"attention_backward_{step}" for step in ("statistics", "query", "key_value")}
+    backward = {f"attention_backward_{step}" for step in ("statistics", "query", "key_value", "sinks")}
     assert turing == {
         "attention_portable",
         "attention_small",

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 from dense_options import DENSE, dense, each_option
+from emulated import NEEDS_COMPILER
+from emulated_sinks import emulate
 from hypothesis import given
 from hypothesis import strategies as st
 from varlen_reference import visible_keys
 
 from flashmoe_science import InputError, flash_attention
 from flashmoe_science.adapters.flash_attn import flash_attn_func
-from flashmoe_science.varlen import dense_gradients
+from flashmoe_science.cuda.attention.gradients import sinks as cuda_sinks
+from flashmoe_science.varlen import dense_gradients, sink_gradients
 
 SINKS = torch.tensor([0.0, 2.0, -math.inf, 5.0])
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -127,6 +130,52 @@ def test_sinks_alone_take_the_kernels(causal: bool, monkeypatch: pytest.MonkeyPa
     monkeypatch.delattr(dense_gradients, "_composed")
     check(dense(2, (4, 2), (20, 30), 32, torch.float32), SINKS, causal=causal)
     check(dense(2, (4, 2), (20, 30), 32, torch.float32), SINKS, causal=causal, window=(29, 19))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "options"),
+    [((33, 70), {}), ((200, 150), {"causal": True}), ((150, 160), {"causal": True, "window": (30, 0)})],
+    ids=str,
+)
+def test_with_sinks_by_the_kernel(
+    lengths: tuple[int, int], options: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one for CUDA, emulated."""
+    emulate(monkeypatch)
+    monkeypatch.delattr(sink_gradients, "_composed")
+    check(dense(2, (4, 2), lengths, 64, dtype), SINKS, **options)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    "leaves", ["sinks", "query", "value sinks", "query key value", "query key value sinks"]
+)
+def test_by_the_kernel_each_gradient_alone_is_the_composed_one(
+    leaves: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an output whose gradient is expanded from one number, and of its log-sum-exp."""
+    named = dict(zip(("query", "key", "value"), dense(2, (4, 2), (70, 40), 64, torch.bfloat16), strict=True))
+    named["sinks"] = SINKS
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        given = {name: each.detach().requires_grad_(name in leaves.split()) for name, each in named.items()}
+        output, lse = flash_attention(**given, causal=True, return_lse=True)  # type: ignore[arg-type]
+        total = output.float().sum() + lse.nan_to_num(neginf=0.0).sum()
+        return torch.autograd.grad(total, [given[name] for name in leaves.split()])
+
+    composed = gradients()
+    with monkeypatch.context() as patch:
+        emulate(patch)
+        patch.delattr(sink_gradients, "_composed")
+        mine = gradients()
+    for one, other in zip(mine, composed, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+
+
+def test_the_cpu_has_no_kernel_for_sinks() -> None:
+    assert not cuda_sinks.takes(torch.zeros(1, 2, 3, 64, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("lengths", [(50, 70), (70, 50)])

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem
+from flashmoe_science.cuda.attention.gradients.problem import BackwardProblem, is_readable
 from flashmoe_science.cuda.attention.gradients.select import plan, select
 from flashmoe_science.cuda.attention.problem import Strides, result_like, strides_of
 from flashmoe_science.cuda.calls import Calls, Options, Tensors
@@ -112,7 +112,7 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
         )
     make_context_current(index)
     grad_output = tensors[5]
-    copied = not _readable(grad_output)
+    copied = not is_readable(grad_output)
     like = (
         torch.empty_like(grad_output, device="meta", memory_format=torch.contiguous_format)
         if copied
@@ -197,15 +197,6 @@ def _prepare(
         return gradients
 
     return call
-
-
-def _readable(tensor: torch.Tensor) -> bool:
-    """Rows are contiguous, start at multiples of 16 bytes if the tensor does, and do not repeat."""
-    try:
-        strides = strides_of("grad_output", tensor)
-    except InputError:
-        return False
-    return all(stride > 0 or size <= 1 for stride, size in zip(strides, tensor.shape, strict=False))
 
 
 def _problem(

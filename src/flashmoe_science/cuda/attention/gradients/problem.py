@@ -7,7 +7,8 @@ from enum import Enum
 
 import torch
 
-from flashmoe_science.cuda.attention.problem import Strides
+from flashmoe_science.cuda.attention.problem import Strides, strides_of
+from flashmoe_science.errors import InputError
 from flashmoe_science.gradients import Needs
 
 
@@ -58,3 +59,12 @@ class BackwardProblem:
     def statistics_rows(self) -> int:
         """Rows per head of the arrays of statistics, float32, of which each head's start at a multiple of 16 bytes."""
         return -(-self.seqlen_q // 4) * 4
+
+
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Rows are contiguous, start at multiples of 16 bytes if the tensor does, and do not repeat."""
+    try:
+        strides = strides_of("grad_output", tensor)
+    except InputError:
+        return False
+    return all(stride > 0 or size <= 1 for stride, size in zip(strides, tensor.shape, strict=False))
