@@ -19,6 +19,7 @@ import torch
 
 from flashmoe_science.configs.attention import decode as configs
 from flashmoe_science.configs.attention.decode import KEY_TILE, MOST_DIM, Cache, DecodeConfiguration, Pages
+from flashmoe_science.configs.attention.decode_hopper import DecodeHopperConfiguration
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device, why_not_type
 from flashmoe_science.cuda.driver import check, library, load
@@ -203,7 +204,7 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
         InputError: a tensor does not begin at a multiple of 16 bytes, or `workspace_bytes` does; both in the run.
         BuildError, DeviceError: see `driver.load`.
     """
-    allocate, own, index = cuda_allocator(), _OfThread(), device.index
+    own, index = _OfThread(), device.index
     most = device.multiprocessors
     write = call_writer(problem)
 
@@ -214,22 +215,8 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
         ready = own.ready.get(key)
         if ready is None:
             ready = own.ready[key] = _make_ready(own, problem, sizes, device, capturing)
-        shared, workspace = None, None
-        if not capturing:
-            if ready.pool.is_scarce:
-                ready.pool.reserve()
-            shared = ready.of_stream.get(stream)
-        if shared is None:
-            if capturing or problem.split_keys:  # with which the workspace is as large as the call
-                size = workspace_bytes(problem, sizes, ready.configuration, most)
-                workspace = allocate((size,), (1,), torch.uint8)
-            else:
-                workspace = shared_workspace(allocate, index, stream, most)
-            # After the workspace: what is allocated behind counters may lie where they do.
-            counters = ready.pool.take(stream, arrival_counters(most, ready.configuration))
-            shared = workspace.data_ptr(), counters
-            if not (capturing or problem.split_keys):
-                ready.of_stream[stream] = shared
+        # The workspace lives until the launch is made: what is allocated after it may lie where it does.
+        shared, _workspace = shared_by_launches(ready, problem, sizes, device, stream, capturing)
         write(ready.launcher.buffer, tensors, sizes, *shared)
         ready.launcher.start(stream)
 
@@ -237,13 +224,57 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
         ready = own.ready.get(_key(sizes, most))
         if ready is None or problem.split_keys:
             return None
-        return _repeat(problem, ready, tensors, sizes, index, run, own_output)
+        return repeat_of(problem, ready, tensors, sizes, index, run, own_output, _PLACES)
 
     return Repeatable(run, repeat)
 
 
-def _repeat(
-    problem: Problem, ready: _Ready, like: Tensors, sizes: Sizes, index: int, run: Run, own_output: bool
+def shared_by_launches(
+    ready: Ready, problem: Problem, sizes: Sizes, device: Device, stream: int, capturing: bool
+) -> tuple[tuple[int, int], torch.Tensor | None]:
+    """Addresses of workspace and counters, for the next launch on the stream; and the workspace if no other has it."""
+    allocate, most, workspace = cuda_allocator(), device.multiprocessors, None
+    if not capturing:
+        if ready.pool.is_scarce:
+            ready.pool.reserve()
+        shared = ready.of_stream.get(stream)
+        if shared is not None:
+            return shared, None
+    if capturing or problem.split_keys:  # with which the workspace is as large as the call
+        size = workspace_bytes(problem, sizes, ready.configuration, most)
+        workspace = allocate((size,), (1,), torch.uint8)
+        address = workspace.data_ptr()
+    else:
+        address = shared_workspace(allocate, device.index, stream, most).data_ptr()
+    # After the workspace: what is allocated behind counters may lie where they do.
+    shared = address, ready.pool.take(stream, arrival_counters(most, ready.configuration))
+    if workspace is None:
+        ready.of_stream[stream] = shared
+    return shared, workspace
+
+
+class Places(NamedTuple):
+    """Where a launch's buffer has things: bytes from its start."""
+
+    parameters: int = 0
+    """The kernel's `Parameters`."""
+    key: int = _ADDRESS.size
+    """The address of the keys that are read: that of the parameters, or a tensor map's."""
+    value: int = 2 * _ADDRESS.size
+
+
+_PLACES = Places()
+
+
+def repeat_of(
+    problem: Problem,
+    ready: Ready,
+    like: Tensors,
+    sizes: Sizes,
+    index: int,
+    run: Run,
+    own_output: bool,
+    places: Places,
 ) -> Repeat:
     """Calls whose tensors are like these: all but their addresses is in the argument of a launcher of their own, as
     long as the stream is the same.
@@ -256,7 +287,7 @@ def _repeat(
     optional = (None if name == "out" else inputs[name] for name in REPEATED[4:-1])
     layout = "".join("8x" if tensor is None else "Q" for tensor in (like.lse, *optional))
     pack = struct.Struct(f"=4Q{layout}").pack_into  # what is left out is written as 0
-    has_tree, pack_tree = problem.tree, _ADDRESS.pack_into
+    has_tree = problem.tree
     table, slopes = like.block_table, like.alibi_slopes
     rest = (
         0 if table is None else table.stride(0),
@@ -266,13 +297,18 @@ def _repeat(
     )
     launcher = ready.launcher.twin()
     buffer, again = launcher.buffer, launcher.again
-    ctypes.memmove(buffer, ready.launcher.buffer, ARGUMENT_BYTES)
-    ctypes.memset(buffer, 0, _OF_CALL.size)
+    ctypes.memmove(buffer, ready.launcher.buffer, len(buffer))
+    at = places.parameters
+    ctypes.memset(ctypes.addressof(buffer) + at, 0, _OF_CALL.size)
+    mapped = places != _PLACES
+    pack_address = _ADDRESS.pack_into
     pool, shared_of, address_of = ready.pool, ready.of_stream.get, torch.Tensor.data_ptr
     cache_alignment = _ALIGNMENT // cache_step
+    words = {name: word + at // _ADDRESS.size for name, word in _WORDS.items()}
+    words |= {"key": places.key // _ADDRESS.size, "value": places.value // _ADDRESS.size}
     target = Target(
         launcher,
-        _WORDS,
+        words,
         {"query": _ALIGNMENT, "out": _ALIGNMENT, "key": cache_alignment, "value": cache_alignment},
         pool,
         index,
@@ -288,7 +324,7 @@ def _repeat(
         shared = shared_of(stream)
         if shared is None or pool.is_scarce or (stream and is_capturing()):
             return False
-        _OF_STREAM.pack_into(buffer, _OF_STREAM_AT, *shared, *rest)
+        _OF_STREAM.pack_into(buffer, at + _OF_STREAM_AT, *shared, *rest)
         launcher.config.stream = target.stream.value = written_for = stream
         return True
 
@@ -307,8 +343,11 @@ def _repeat(
         if (addresses[0] | cache_step * (addresses[1] | addresses[2]) | addresses[3]) % _ALIGNMENT:
             raise InputError(_MISALIGNED)
         if has_tree:
-            pack_tree(buffer, _TREE_AT, addresses.pop())
-        pack(buffer, 0, *addresses)
+            pack_address(buffer, at + _TREE_AT, addresses.pop())
+        pack(buffer, at, *addresses)
+        if mapped:
+            pack_address(buffer, places.key, addresses[1])
+            pack_address(buffer, places.value, addresses[2])
         status = again()
         if status:
             check(library(), status, "cuLaunchKernelEx")
@@ -317,10 +356,10 @@ def _repeat(
     return Repeat(call, target)
 
 
-class _Ready(NamedTuple):
+class Ready(NamedTuple):
     """A launcher of a thread, with what its launches share."""
 
-    configuration: DecodeConfiguration
+    configuration: DecodeConfiguration | DecodeHopperConfiguration
     launcher: Launcher
     pool: TicketPool
     of_stream: dict[int, tuple[int, int]]
@@ -333,7 +372,7 @@ class _OfThread(threading.local):
     """Launchers have a buffer that is read during the launch, so each thread has its own."""
 
     def __init__(self) -> None:
-        self.ready: dict[tuple[int, int, bool], _Ready] = {}
+        self.ready: dict[tuple[int, int, bool], Ready] = {}
         """By `_key`."""
         self.launchers: dict[DecodeConfiguration, Launcher] = {}
 
@@ -343,12 +382,12 @@ def _key(sizes: Sizes, multiprocessors: int) -> tuple[int, int, bool]:
     return sizes.max_seqlen_q, min(sizes.batch, multiprocessors), sizes.max_seqlen_k <= configs.SHORT
 
 
-def _make_ready(own: _OfThread, problem: Problem, sizes: Sizes, device: Device, capturing: bool) -> _Ready:
+def _make_ready(own: _OfThread, problem: Problem, sizes: Sizes, device: Device, capturing: bool) -> Ready:
     configuration = configuration_for(problem, sizes, device)
     launcher = own.launchers.get(configuration)
     if launcher is None:
         launcher = own.launchers[configuration] = _make_launcher(configuration, problem, device, capturing)
-    return _Ready(configuration, launcher, decode_arrival_pool(device.index), {})
+    return Ready(configuration, launcher, decode_arrival_pool(device.index), {})
 
 
 def _make_launcher(

@@ -20,17 +20,20 @@ from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import load
 from flashmoe_science.cuda.launch import Launcher
-from flashmoe_science.cuda.repeat import cuda_allocator, raw_stream
-from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
+from flashmoe_science.cuda.repeat import raw_stream
+from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap, address_offset
 from flashmoe_science.cuda.tickets import decode_arrival_pool, is_capturing
 from flashmoe_science.cuda.varlen import decode, hopper
-from flashmoe_science.cuda.varlen.decode_workspace import arrival_counters, shared_workspace, workspace_bytes
 from flashmoe_science.cuda.varlen.kind import VarlenKernel
 from flashmoe_science.jit.nvrtc import CudaKernel
-from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
+from flashmoe_science.varlen.problem import Problem, Repeat, Repeatable, Run, Sizes, Tensors
 
 MAPS_BYTES = 2 * MAP_BYTES
 _FEW_ROWS = 8
+"""Packed rows up to which the other kernel's clusters of two are faster."""
+_SMALL_DIM = 64
+_FEW_ROWS_OF_SMALL_DIM = 16
+"""Up to which it is faster throughout at that dim."""
 ARGUMENT_BYTES = -(-(MAPS_BYTES + decode.ARGUMENT_BYTES) // 64) * 64
 
 
@@ -56,18 +59,23 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
     return hopper.why_not_strides(problem)
 
 
-def clusters_pay(problem: Problem, sizes: Sizes, device: Device) -> bool:
-    """Whether the sets of rows are so few, and their keys too, that the other decode kernel's clusters are faster."""
-    sets = sizes.batch * problem.num_kv_heads
-    return sizes.max_seqlen_k <= decode_configs.SHORT and 2 * sets <= device.multiprocessors
+def is_faster(problem: Problem, sizes: Sizes, device: Device) -> bool:
+    """Whether it is the faster one of the two kernels for few queries, if both take a call.
 
-
-def is_preferred(problem: Problem, most_queries: int) -> bool:
-    """Whether it is the faster one of the two that take few queries, where no clusters pay.
-
-    The other one takes longer the more rows there are, and this one does not.
+    This one takes hardly longer for 64 rows than for one, and reads long caches a little faster. The other one has
+    clusters, and less to do before its first key.
     """
-    return (most_queries + 1) // 2 * (problem.num_heads // problem.num_kv_heads) > _FEW_ROWS
+    multiprocessors = device.multiprocessors
+    sets = sizes.batch * problem.num_kv_heads
+    rows = sizes.max_seqlen_q * (problem.num_heads // problem.num_kv_heads)
+    seen = problem.window_left + sizes.max_seqlen_q if problem.window_left >= 0 else sizes.max_seqlen_k
+    most_keys = min(seen, sizes.max_seqlen_k)
+    if most_keys <= decode_configs.SHORT and 2 * sets <= multiprocessors:
+        return False
+    if max(problem.head_dim, problem.value_dim) <= _SMALL_DIM:
+        return rows > _FEW_ROWS_OF_SMALL_DIM
+    clusters = decode_configs.cluster_for(device.architecture, sets, most_keys, multiprocessors)
+    return rows > _FEW_ROWS or clusters == 1
 
 
 def configuration_for(problem: Problem, max_seqlen_q: int) -> DecodeHopperConfiguration:
@@ -84,7 +92,9 @@ def configuration_for(problem: Problem, max_seqlen_q: int) -> DecodeHopperConfig
 def choose(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> Choice:
     """See `select.KernelModule`."""
     configuration = configuration_for(problem, sizes.max_seqlen_q)
-    return Choice(VarlenKernel.DECODE_HOPPER, configuration, "few queries: TMA, and wgmma for all rows at once")
+    return Choice(
+        VarlenKernel.DECODE_HOPPER, configuration, "few queries: TMA, and wgmma for all rows at once"
+    )
 
 
 def kernel(configuration: DecodeHopperConfiguration, dtype: torch.dtype) -> CudaKernel:
@@ -126,34 +136,38 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
         InputError: a tensor does not begin at a multiple of 16 bytes; in the run.
         BuildError, DeviceError: see `driver.load`.
     """
-    allocate, own, index = cuda_allocator(), _OfThread(), device.index
-    pool, most = decode_arrival_pool(device.index), device.multiprocessors
+    own, index = _OfThread(), device.index
     write = decode.call_writer(problem)
 
     def run(tensors: Tensors, sizes: Sizes) -> None:
         stream = raw_stream(index)
         capturing = stream != 0 and is_capturing()
-        configuration = configuration_for(problem, sizes.max_seqlen_q)
-        launch = own.launches.get(configuration)
+        launch = own.launches.get(sizes.max_seqlen_q)
         if launch is None:
-            launch = own.launches[configuration] = _make_launch(problem, configuration, device, capturing)
-        if capturing:
-            size = workspace_bytes(problem, sizes, configuration, most)
-            workspace = allocate((size,), (1,), torch.uint8)
-        else:
-            pool.reserve()
-            workspace = shared_workspace(allocate, index, stream, most)
-        # After the workspace: what is allocated behind counters may lie where they do.
-        counters = pool.take(stream, arrival_counters(most, configuration))
-        write(launch.arguments, tensors, sizes, workspace.data_ptr(), counters)
+            launch = own.launches[sizes.max_seqlen_q] = _make_launch(
+                own, problem, configuration_for(problem, sizes.max_seqlen_q), device, capturing
+            )
+        # The workspace lives until the launch is made: what is allocated after it may lie where it does.
+        shared, _workspace = decode.shared_by_launches(
+            launch.ready, problem, sizes, device, stream, capturing
+        )
+        write(launch.arguments, tensors, sizes, *shared)
         launch.maps.describe(tensors)
-        launch.launcher.start(stream)
+        launch.ready.launcher.start(stream)
 
-    return run
+    def repeat(tensors: Tensors, sizes: Sizes, own_output: bool) -> Repeat | None:
+        launch, offset = own.launches.get(sizes.max_seqlen_q), address_offset()
+        if launch is None or offset is None:
+            return None
+        launch.maps.describe(tensors)
+        places = decode.Places(MAPS_BYTES, offset, MAP_BYTES + offset)
+        return decode.repeat_of(problem, launch.ready, tensors, sizes, index, run, own_output, places)
+
+    return Repeatable(run, repeat)
 
 
 class _Launch(NamedTuple):
-    launcher: Launcher
+    ready: decode.Ready
     arguments: Any
     """What of the launcher's buffer is as `cuda.varlen.decode` has it."""
     maps: TensorMaps
@@ -163,12 +177,21 @@ class _OfThread(threading.local):
     """Launchers have a buffer that is read during the launch, so each thread has its own."""
 
     def __init__(self) -> None:
-        self.launches: dict[DecodeHopperConfiguration, _Launch] = {}
+        self.launches: dict[int, _Launch] = {}
+        """By `max_seqlen_q`."""
+        self.of_configuration: dict[DecodeHopperConfiguration, _Launch] = {}
 
 
 def _make_launch(
-    problem: Problem, configuration: DecodeHopperConfiguration, device: Device, capturing: bool
+    own: _OfThread,
+    problem: Problem,
+    configuration: DecodeHopperConfiguration,
+    device: Device,
+    capturing: bool,
 ) -> _Launch:
+    launch = own.of_configuration.get(configuration)
+    if launch is not None:
+        return launch
     compiled = kernel(configuration, problem.dtype)
     function = load(compiled, device.index, capturing)
     team = decode_configs.team_for(problem.num_kv_heads, device.multiprocessors)
@@ -176,7 +199,10 @@ def _make_launch(
     launcher = Launcher(function, (grid, 1, 1), compiled, ARGUMENT_BYTES, dependent=True)
     arguments = arguments_of(launcher.buffer)
     decode.write_plan(arguments, problem, grid, team)
-    return _Launch(launcher, arguments, TensorMaps(launcher.buffer, problem, configuration))
+    ready = decode.Ready(configuration, launcher, decode_arrival_pool(device.index), {})
+    launch = _Launch(ready, arguments, TensorMaps(launcher.buffer, problem, configuration))
+    own.of_configuration[configuration] = launch
+    return launch
 
 
 def arguments_of(buffer: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from flashmoe_science.cuda.device import Device, device_of
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.repeat import current_device
-from flashmoe_science.cuda.varlen.decode_hopper import clusters_pay
+from flashmoe_science.cuda.varlen.decode_hopper import is_faster
 from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
 from flashmoe_science.cuda.varlen.select import MODULES, candidates, is_widened
 from flashmoe_science.errors import KernelDefectError
@@ -20,22 +20,22 @@ from flashmoe_science.varlen.problem import Problem, Repeat, Repeatable, Run, Si
 def prepare(problem: Problem, device: torch.device) -> Run:
     """See `flashmoe_science.varlen.problem.Backend`.
 
-    Which kernel takes a call may depend on how many queries its sequences have at most, by powers of two, and on whether
-    clusters pay: each is made ready when it first comes.
+    Which kernel takes a call may depend on how many queries its sequences have at most, by powers of two, and on which
+    decode kernel is faster: each is made ready when it first comes.
     """
     index = device.index
     runs: dict[tuple[int, bool], Run] = {}
 
     def key_of(sizes: Sizes) -> tuple[int, bool]:
-        return sizes.max_seqlen_q.bit_length(), clusters_pay(problem, sizes, device_of(index))
+        return sizes.max_seqlen_q.bit_length(), is_faster(problem, sizes, device_of(index))
 
     def make_ready(sizes: Sizes) -> Run:
         gpu, most_queries = device_of(index), bucket(sizes.max_seqlen_q)
         make_context_current(index)
-        _, pays = key = key_of(sizes)
+        _, hopper_decodes = key = key_of(sizes)
 
         def prepare_on(problem: Problem) -> Run:
-            kinds = candidates(problem, gpu, most_queries, clusters_pay=pays)
+            kinds = candidates(problem, gpu, most_queries, hopper_decodes=hopper_decodes)
             return first_of(kinds, problem, gpu, most_queries)
 
         if is_widened(problem, gpu, most_queries):

@@ -52,30 +52,22 @@ MODULES: dict[VarlenKernel, KernelModule] = {
     VarlenKernel.HOPPER: hopper,
     VarlenKernel.PORTABLE: portable,
 }
-"""In order of preference, but for `_preference`: the first that takes a call gets it."""
+"""In order of preference, but for `hopper_decodes`: the first that takes a call gets it."""
 
 
-def select(
-    problem: Problem, device: Device, most_queries: int, *, clusters_pay: bool = False
-) -> VarlenKernel:
-    """The kernel for calls of a problem. Raises as `candidates` does."""
-    return candidates(problem, device, most_queries, clusters_pay=clusters_pay)[0]
-
-
-def _preference(problem: Problem, most_queries: int, *, clusters_pay: bool) -> list[VarlenKernel]:
-    others = [kind for kind in MODULES if kind is not VarlenKernel.DECODE_HOPPER]
-    first = not clusters_pay and decode_hopper.is_preferred(problem, most_queries)
-    others.insert(0 if first else 1, VarlenKernel.DECODE_HOPPER)
-    return others
+def select(problem: Problem, device: Device, sizes: Sizes) -> VarlenKernel:
+    """The kernel for a call. Raises as `candidates` does."""
+    hopper_decodes = decode_hopper.is_faster(problem, sizes, device)
+    return candidates(problem, device, bucket(sizes.max_seqlen_q), hopper_decodes=hopper_decodes)[0]
 
 
 def candidates(
-    problem: Problem, device: Device, most_queries: int, *, clusters_pay: bool = False
+    problem: Problem, device: Device, most_queries: int, *, hopper_decodes: bool
 ) -> list[VarlenKernel]:
     """The kernels that take calls of a problem, the preferred one first: at least one.
 
     Args:
-        clusters_pay: see `decode_hopper.clusters_pay`.
+        hopper_decodes: of the two for few queries the Hopper one is preferred: see `decode_hopper.is_faster`.
 
     Raises:
         InputError: the override variable names no kernel.
@@ -85,11 +77,12 @@ def candidates(
     names = {kind.value: kind for kind in MODULES}
     if named and named not in names:
         raise InputError(f"{OVERRIDE_VARIABLE}={named!r} names no kernel; expected one of {', '.join(names)}")
+    order = list(MODULES)
+    if hopper_decodes:
+        order.sort(key=lambda kind: kind is not VarlenKernel.DECODE_HOPPER)
     reasons = {
         kind: MODULES[kind].why_not(problem, device, most_queries)
-        for kind in (
-            [names[named]] if named else _preference(problem, most_queries, clusters_pay=clusters_pay)
-        )
+        for kind in ([names[named]] if named else order)
     }
     taking = [kind for kind, reason in reasons.items() if reason is None]
     if not taking:
@@ -116,8 +109,7 @@ def explained(
     if is_widened(problem, device, most_queries):
         problem = dequantized.widened(problem, problem.dtype)
         reason = ", over a copy of the cache in 16 bits"
-    clusters_pay = decode_hopper.clusters_pay(problem, sizes, device)
-    kind = select(problem, device, most_queries, clusters_pay=clusters_pay)
+    kind = select(problem, device, sizes)
     choice = MODULES[kind].choose(problem, device, sizes, tokens)
     named = os.environ.get(OVERRIDE_VARIABLE)
     refusals = tuple(

@@ -18,6 +18,7 @@ from varlen_cases import Shape, bounds, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science.configs.attention import decode as configs
+from flashmoe_science.configs.attention import decode_hopper
 from flashmoe_science.configs.attention.decode import Pages
 from flashmoe_science.cuda import tickets
 from flashmoe_science.cuda.tickets import TicketPool
@@ -257,6 +258,12 @@ def test_launches_of_all_problems_share_the_workspace_of_a_stream() -> None:
         for rows in (1, 16, 32)
         for pages in Pages
         for changes in (False, True)
+    ] + [
+        decode_workspace.workspace_bytes(
+            problem, Sizes(1, 1, 1), decode_hopper.configuration(dim, dim, rows, 16), grid
+        )
+        for dim in decode_hopper.DIMENSIONS
+        for rows in (1, 16, 32, 64)
     ]
     assert max(needed) == sizes[0]
 

@@ -1,4 +1,4 @@
-"""The Hopper kernel for decode steps without a GPU: its own source, compiled as C++ (../../emulated.py), against float64."""
+"""The Hopper kernel for decode steps without a GPU: its own source, compiled as C++, against float64."""
 
 from __future__ import annotations
 

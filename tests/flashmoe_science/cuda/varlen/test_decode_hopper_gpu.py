@@ -132,8 +132,9 @@ def test_a_thousand_repetitions_give_the_same_bits(queries: int) -> None:
 
 def test_beside_the_other_decode_kernel_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """They share a workspace and counters, and each starts while the one before ends."""
-    shapes = Shape((8,) * 3, (9000, 700, 40), 8, 2, 128, dtype=BF16), Shape(
-        (1,) * 5, (20000, 1, 0, 129, 700), 32, 8, 128, dtype=BF16
+    shapes = (
+        Shape((8,) * 3, (9000, 700, 40), 8, 2, 128, dtype=BF16),
+        Shape((1,) * 5, (20000, 1, 0, 129, 700), 32, 8, 128, dtype=BF16),
     )
     calls = [(to(paged(shape, 64, seed), "cuda"), bounds(shape)) for seed, shape in enumerate(shapes)]
     alone = [attend(call, **given) for call, given in calls]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from emulated import NEEDS_COMPILER, compile_emulation
+from emulated_launches import EmulatedMap
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 from varlen_cases import Call, Shape, bounds, forget_calls, packed, paged
@@ -25,7 +26,8 @@ from flashmoe_science.configs.attention import decode as configs
 from flashmoe_science.cuda import launch as launching
 from flashmoe_science.cuda import steady, tickets
 from flashmoe_science.cuda.tickets import TicketPool
-from flashmoe_science.cuda.varlen import decode, decode_workspace
+from flashmoe_science.cuda.varlen import decode, decode_hopper, decode_workspace
+from flashmoe_science.cuda.varlen.select import OVERRIDE_VARIABLE as KERNEL_VARIABLE
 from flashmoe_science.errors import InputError
 from flashmoe_science.varlen import launch
 from flashmoe_science.varlen.arguments import Inputs
@@ -56,14 +58,18 @@ class Gpu:
         driver = SimpleNamespace(cuLaunchKernelEx=self.entry, cuStreamIsCapturing=self.asked)
         for module in (launching, steady):
             monkeypatch.setattr(module, "library", lambda: driver)
-        monkeypatch.setattr(decode, "load", self._load)
+        for module in (decode, decode_hopper):
+            monkeypatch.setattr(module, "load", self._load)
+        monkeypatch.setattr(decode_hopper, "TensorMap", EmulatedMap)
+        monkeypatch.setattr(decode_hopper, "address_offset", lambda: 0)
         pool = TicketPool(torch.zeros(configs.MOST_ARRIVALS * 8, dtype=torch.int32), configs.MOST_ARRIVALS)
-        monkeypatch.setattr(decode, "decode_arrival_pool", lambda device: pool)
+        for module in (decode, decode_hopper):
+            monkeypatch.setattr(module, "decode_arrival_pool", lambda device: pool)
         monkeypatch.setattr(decode, "cuda_allocator", lambda: launch.allocate_on_cpu)
         monkeypatch.setattr(decode_workspace, "_workspaces", decode_workspace._Workspaces())
-        for module in (decode, steady):
+        for module in (decode, decode_hopper, steady):
             monkeypatch.setattr(module, "raw_stream", lambda device: self.stream)
-        for module in (decode, tickets):
+        for module in (decode, decode_hopper, tickets):
             monkeypatch.setattr(module, "is_capturing", lambda: self.capturing)
         device = dataclasses.replace(H200, multiprocessors=4)
         monkeypatch.setattr(prepare, "device_of", lambda index: device)
@@ -73,7 +79,7 @@ class Gpu:
             prepare=lambda problem, _: prepare.prepare(problem, SimpleNamespace(index=0))
         )
         monkeypatch.setitem(launch._BACKENDS, "cpu", backend)
-        repeat = decode._repeat
+        repeat = decode.repeat_of
 
         def counted(*arguments: Any) -> Any:
             made = repeat(*arguments)
@@ -85,10 +91,11 @@ class Gpu:
 
             return dataclasses.replace(made, call=call)
 
-        monkeypatch.setattr(decode, "_repeat", counted)
+        monkeypatch.setattr(decode, "repeat_of", counted)
 
     def _load(self, compiled: Any, *_: object, **options: object) -> ctypes.c_void_p:
-        self._kernels.append(compile_emulation(compiled, "Parameters"))
+        parameters = "HopperParameters" if compiled.function == "attention_decode_hopper" else "Parameters"
+        self._kernels.append(compile_emulation(compiled, parameters))
         return ctypes.c_void_p(len(self._kernels))
 
     def _is_capturing(self, stream: int | None, status: Any) -> int:
@@ -135,6 +142,26 @@ def test_layers_of_a_step(gpu: Gpu, kind: str, own_output: bool, return_lse: boo
         assert_as_exact_as_pytorch(output, lse, layer, **bounds(SHAPE))
     assert gpu.launches == 5
     assert gpu.in_python == 0
+
+
+@pytest.mark.parametrize("way", ["native", "python"])
+@pytest.mark.parametrize("own_output", [False, True])
+def test_layers_of_a_step_by_the_kernel_with_tensor_maps(
+    gpu: Gpu, own_output: bool, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their caches begin elsewhere, and the maps say so."""
+    monkeypatch.setenv(KERNEL_VARIABLE, "decode_hopper")
+    monkeypatch.setenv(steady.OVERRIDE_VARIABLE, way)
+    steady._method.cache_clear()
+    layers = [paged(SHAPE, 16, seed) for seed in range(4)]
+    for layer in 2 * layers:
+        layer["sinks"] = torch.randn(4)
+        out = torch.full((3, 4, 64), torch.nan, dtype=torch.bfloat16) if own_output else None
+        result = attend(layer, out=out)
+        assert_as_exact_as_pytorch(result, None, layer, **bounds(SHAPE))
+    assert gpu.launches == 8
+    assert gpu.made == 1
+    assert (gpu.in_python > 0) == (way == "python")
 
 
 def test_longer_keys_are_no_other_call_and_no_wrong_ones_are_taken(gpu: Gpu) -> None:

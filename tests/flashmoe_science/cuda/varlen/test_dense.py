@@ -12,7 +12,7 @@ from emulated_varlen import attend_dense
 
 from flashmoe_science.configs.attention.varlen import Features, tiles
 from flashmoe_science.cuda.varlen.portable import tile_of
-from flashmoe_science.cuda.varlen.select import VarlenKernel, bucket, select
+from flashmoe_science.cuda.varlen.select import VarlenKernel, select
 from flashmoe_science.varlen.sequences import as_sequences
 from problems import H200
 
@@ -59,4 +59,4 @@ def test_an_h200_takes_its_own_kernels(
     problem = seen.problem(
         torch.bfloat16, window=(100, 0), softcap=20.0, softmax_scale=0.1, sinks=True, return_lse=True
     )
-    assert select(problem, H200, bucket(lengths[0])) is kernel
+    assert select(problem, H200, seen.sizes) is kernel

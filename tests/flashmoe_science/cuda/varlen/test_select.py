@@ -19,12 +19,16 @@ from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
 from flashmoe_science.cuda.varlen.select import MODULES, OVERRIDE_VARIABLE, select
 from flashmoe_science.errors import InputError, KernelDefectError, NoKernelError
 from flashmoe_science.varlen.arguments import check_sizes
-from flashmoe_science.varlen.problem import Problem, Run, Tensors
+from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
 from problems import H200, L4
 
 prepare = importlib.import_module("flashmoe_science.cuda.varlen.prepare")
 
 PROBLEM = problem_of(packed(Shape((1,), (1,), 4, 2, 64, dtype=torch.bfloat16)))
+
+
+def sizes_of(queries: int, batch: int = 1, keys: int = 100) -> Sizes:
+    return Sizes(batch, queries, keys)
 
 
 def test_every_kernel_has_a_module() -> None:
@@ -43,7 +47,35 @@ def test_a_bucket_holds_its_lengths_and_there_are_few(most: int) -> None:
 @pytest.mark.parametrize("queries", [1, 8, 16, 8191])
 def test_few_queries_go_to_the_decode_kernel(device: Device, prompts: VarlenKernel, queries: int) -> None:
     expected = VarlenKernel.DECODE if queries < 16 else prompts
-    assert select(PROBLEM, device, bucket(queries)) is expected
+    assert select(PROBLEM, device, sizes_of(queries)) is expected
+
+
+@pytest.mark.parametrize(
+    ("queries", "batch", "keys", "head_dim", "window", "expected"),
+    [
+        (1, 1, 1024, 128, -1, VarlenKernel.DECODE),
+        (8, 8, 2048, 128, -1, VarlenKernel.DECODE),
+        (1, 1, 8192, 128, -1, VarlenKernel.DECODE_HOPPER),
+        (1, 8, 8192, 128, -1, VarlenKernel.DECODE),
+        (4, 8, 8192, 128, -1, VarlenKernel.DECODE_HOPPER),
+        (1, 64, 1024, 128, -1, VarlenKernel.DECODE_HOPPER),
+        (1, 64, 8192, 64, -1, VarlenKernel.DECODE),
+        (8, 64, 8192, 64, -1, VarlenKernel.DECODE_HOPPER),
+        (8, 8, 8192, 64, 128, VarlenKernel.DECODE),
+        (8, 64, 8192, 64, 128, VarlenKernel.DECODE_HOPPER),
+        (16, 64, 8192, 128, -1, VarlenKernel.HOPPER),
+    ],
+)
+def test_which_kernel_takes_few_queries_on_hopper(
+    queries: int, batch: int, keys: int, head_dim: int, window: int, expected: VarlenKernel
+) -> None:
+    call = paged(Shape((1,), (1,), 32, 8, head_dim, dtype=torch.bfloat16), 64)
+    problem = problem_of(call, window=(window, 0))
+    assert select(problem, H200, sizes_of(queries, batch, keys)) is expected
+    assert select(problem, L4, sizes_of(queries, batch, keys)) not in (
+        VarlenKernel.DECODE_HOPPER,
+        VarlenKernel.HOPPER,
+    )
 
 
 @pytest.mark.parametrize("device", [H200, L4], ids=["H200", "L4"])
@@ -70,29 +102,29 @@ def test_every_call_of_16_bits_has_a_kernel(
     shape = Shape((queries,), (3,), *heads, head_dim, dtype=torch.bfloat16)
     call = paged(shape, page_size) if page_size else packed(shape)
     problem = problem_of(call, window=window, softcap=softcap, split_keys=split_keys)
-    select(problem, device, bucket(queries))
+    select(problem, device, sizes_of(queries))
 
 
 def test_rows_too_many_for_the_decode_kernel_go_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of(paged(Shape((8,), (3,), 16, 4, 128, dtype=torch.bfloat16), 1), split_keys=128)
-    assert select(problem, H200, bucket(8)) is VarlenKernel.PORTABLE
+    assert select(problem, H200, sizes_of(8)) is VarlenKernel.PORTABLE
     monkeypatch.setenv(OVERRIDE_VARIABLE, "decode")
     with pytest.raises(NoKernelError, match="decode: it is for few queries: up to 16 rows of heads"):
-        select(problem, H200, bucket(8))
+        select(problem, H200, sizes_of(8))
 
 
 def test_what_the_hopper_kernel_has_not_goes_to_the_general_one() -> None:
     call = packed(Shape((1,), (1,), 4, 2, 64, dtype=torch.bfloat16))
     call["alibi_slopes"] = torch.rand(4)
-    assert select(problem_of(call), H200, 8191) is VarlenKernel.PORTABLE
+    assert select(problem_of(call), H200, sizes_of(8191)) is VarlenKernel.PORTABLE
 
 
 def test_a_kernel_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OVERRIDE_VARIABLE, "portable")
-    assert select(PROBLEM, H200, 1) is VarlenKernel.PORTABLE
+    assert select(PROBLEM, H200, sizes_of(1)) is VarlenKernel.PORTABLE
     monkeypatch.setenv(OVERRIDE_VARIABLE, "fast")
     with pytest.raises(InputError, match="FLASHMOE_CUDA_VARLEN='fast' names no kernel; expected one of"):
-        select(PROBLEM, H200, 1)
+        select(PROBLEM, H200, sizes_of(1))
 
 
 def test_no_kernel_says_why_each_does_not_take_it() -> None:
@@ -100,7 +132,7 @@ def test_no_kernel_says_why_each_does_not_take_it() -> None:
     with pytest.raises(
         NoKernelError, match=r"attention_varlen \(.*portable: head_dim is 576, and it takes at most 256"
     ):
-        select(problem, H200, 1023)
+        select(problem, H200, sizes_of(1023))
 
 
 def test_a_kernel_that_this_compiler_spills_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
