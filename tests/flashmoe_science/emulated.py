@@ -69,6 +69,10 @@ def compile_emulation(kernel: CudaKernel, parameters: str, *, copies_late: bool 
     """
     text = (KERNEL_DIRECTORY / kernel.source).read_text()
     text = text.replace(_DYNAMIC_SHARED, _ARENA).replace(_RAW_SHARED, _RAW_ARENA)
+    if (
+        kernel.cluster_blocks > 1
+    ):  # each block has shared variables of its own, behind its dynamic shared memory
+        text = _SHARED.sub(r"auto& \2 = *shared_alloc<\1\3>();", text)
     macros = {
         **kernel.macros,
         "NATIVE_REDUX": 0,
@@ -76,6 +80,7 @@ def compile_emulation(kernel: CudaKernel, parameters: str, *, copies_late: bool 
         "PARAMETERS": parameters,
         "BLOCK_THREADS": kernel.threads_per_block,
         "CLUSTER_BLOCKS": kernel.cluster_blocks,
+        "DYNAMIC_BYTES": kernel.dynamic_shared_bytes if kernel.cluster_blocks > 1 else 0,
         "COPIES_LATE": int(copies_late),
     }
     return _compiled(kernel.function, text + (EMULATION / "launch_blocks.inc").read_text(), macros)

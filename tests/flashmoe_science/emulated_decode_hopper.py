@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 
 import pytest
@@ -16,6 +17,7 @@ from flashmoe_science.configs.attention.decode_hopper import DecodeHopperConfigu
 from flashmoe_science.cuda.varlen import decode, decode_hopper, decode_workspace
 from flashmoe_science.varlen.arguments import Options, check, check_sizes
 from flashmoe_science.varlen.problem import Tensors
+from problems import H200
 
 
 @functools.cache
@@ -30,19 +32,24 @@ def attend(
     monkeypatch: pytest.MonkeyPatch,
     grid: int = 3,
     team: int = 1,
+    parts: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and lse of the emulated kernel with a grid of so many blocks; both begin as NaN."""
+    """Output and lse of the emulated kernel; both begin as NaN.
+
+    Args:
+        grid: blocks, or clusters of ``parts`` blocks.
+    """
     monkeypatch.setattr(decode_hopper, "TensorMap", EmulatedMap)
     inputs = inputs_of(call)
     problem = check(inputs, options)
     checked = check_sizes(inputs, *sizes)
-    configuration = decode_hopper.configuration_for(problem, checked.max_seqlen_q)
+    configuration = dataclasses.replace(decode_hopper.configuration_for(problem, checked, H200), parts=parts)
     output = torch.full((*call["query"].shape[:2], call["value"].shape[-1]), torch.nan, dtype=problem.dtype)
     lse = torch.full(call["query"].shape[:2], torch.nan)
     workspace = torch.full(
-        (decode_workspace.workspace_bytes(problem, checked, configuration, grid) // 4,), torch.nan
+        (decode_workspace.workspace_bytes(problem, checked, configuration, grid * parts) // 4,), torch.nan
     )
-    arrivals = torch.zeros(decode_workspace.arrival_counters(grid, configuration), dtype=torch.int32)
+    arrivals = torch.zeros(decode_workspace.arrival_counters(grid * parts, configuration), dtype=torch.int32)
     storage = ctypes.create_string_buffer(decode_hopper.ARGUMENT_BYTES + 64)
     start = -ctypes.addressof(storage) % 64
     buffer = (ctypes.c_char * decode_hopper.ARGUMENT_BYTES).from_buffer(storage, start)
@@ -52,6 +59,6 @@ def attend(
     tensors = Tensors(call["query"], call["key"], call["value"], output, lse, *given)  # type: ignore[arg-type]
     decode.call_writer(problem)(arguments, tensors, checked, workspace.data_ptr(), arrivals.data_ptr())
     decode_hopper.TensorMaps(buffer, problem, configuration).describe(tensors)
-    library(configuration, problem.dtype).run(buffer, grid)
+    library(configuration, problem.dtype).run(buffer, grid * parts)
     assert not arrivals.any(), "counters are zero after a launch"
     return output, lse

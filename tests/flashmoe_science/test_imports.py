@@ -49,7 +49,7 @@ LAYERS = {
     "operators.recording": "errors torch_private operators.sharding",
     "operators.library": "operators.registered operators.flops operators.compiled_code",
     "varlen.launch": "errors alike torch_private plans arguments varlen.problem varlen.arguments cpu cuda cuda.varlen",
-    "varlen.sink_gradients": "cuda.attention",
+    "varlen.sink_gradients": "errors cuda.attention",
     "varlen.dense_gradients": "errors gradients cpu cuda.attention varlen.sink_gradients",
     "varlen.dense_forward": "errors arguments varlen.arguments varlen.dense_gradients varlen.launch cuda.varlen",
     "operators": "errors torch_private direct arguments gradients moe_arguments moe_gradients routing_gradients "

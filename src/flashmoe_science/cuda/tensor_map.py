@@ -113,7 +113,7 @@ def address_offset() -> int | None:
 
     The format is the driver's own, so two maps are compared that differ in their address alone.
     """
-    addresses, maps = (0x7F12_3456_7800, 0x7E21_4365_8700), []
+    addresses, maps = (0x7F12_3456_7810, 0x7E21_4365_87F0), []
     for address in addresses:
         storage = ctypes.create_string_buffer(MAP_BYTES + 64)
         buffer = (ctypes.c_char * MAP_BYTES).from_buffer(storage, -ctypes.addressof(storage) % 64)

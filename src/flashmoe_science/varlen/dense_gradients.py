@@ -69,8 +69,15 @@ def gradients(
     total, grad_sinks = call.lse, None
     of_rows = any(needs) and call.query.numel() > 0 and call.key.numel() > 0
     if call.sinks is not None and (of_rows or of_sinks):
-        tensors = grad_output, grad_lse, call.output, call.lse, call.sinks
-        grad_output, with_sink, grad_lse, grad_sinks = with_sinks(*tensors, total=of_rows, of_sinks=of_sinks)
+        grad_output, with_sink, grad_lse, grad_sinks = with_sinks(
+            grad_output=grad_output,
+            output=call.output,
+            lse=call.lse,
+            sinks=call.sinks,
+            grad_lse=grad_lse,
+            total=of_rows,
+            of_sinks=of_sinks,
+        )
         total = call.lse if with_sink is None else with_sink
     if not of_rows:
         of_query, of_key, of_value = (

@@ -4,11 +4,13 @@ operations.
 
 from __future__ import annotations
 
+import warnings
 from typing import NamedTuple
 
 import torch
 
 from flashmoe_science.cuda.attention.gradients import sinks as cuda
+from flashmoe_science.errors import KernelDefectError
 
 
 class WithSinks(NamedTuple):
@@ -24,12 +26,12 @@ class WithSinks(NamedTuple):
 
 
 def with_sinks(
+    *,
     grad_output: torch.Tensor,
-    grad_lse: torch.Tensor | None,
     output: torch.Tensor,
     lse: torch.Tensor,
     sinks: torch.Tensor,
-    *,
+    grad_lse: torch.Tensor | None,
     total: bool,
     of_sinks: bool,
 ) -> WithSinks:
@@ -40,36 +42,49 @@ def with_sinks(
         total: whether what the backward kernels get is wanted.
         of_sinks: whether the sinks' gradient is.
     """
-    if not cuda.takes(output):
-        return _composed(grad_output, grad_lse, output, lse, sinks.detach(), total, of_sinks)
-    if of_sinks:
-        output, grad_output = cuda.readable(output), cuda.readable(grad_output)
-    results = cuda.with_sinks(
-        grad_output, output, lse.contiguous(), sinks, grad_lse, total=total, of_sinks=of_sinks
+    if cuda.takes(output):
+        if of_sinks:
+            output, grad_output = cuda.readable(output), cuda.readable(grad_output)
+        try:
+            results = cuda.with_sinks(
+                grad_output, output, lse.contiguous(), sinks, grad_lse, total=total, of_sinks=of_sinks
+            )
+            return WithSinks(grad_output, *results)
+        except KernelDefectError as defect:
+            message = f"{defect}; composing what sinks change of PyTorch's operations"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+    return _composed(
+        grad_output=grad_output,
+        output=output,
+        lse=lse,
+        sinks=sinks.detach(),
+        grad_lse=grad_lse,
+        total=total,
+        of_sinks=of_sinks,
     )
-    return WithSinks(grad_output, *results)
 
 
 def _composed(
+    *,
     grad_output: torch.Tensor,
-    grad_lse: torch.Tensor | None,
     output: torch.Tensor,
     lse: torch.Tensor,
     sinks: torch.Tensor,
-    of_rows: bool,
+    grad_lse: torch.Tensor | None,
+    total: bool,
     of_sinks: bool,
 ) -> WithSinks:
     logits = sinks[:, None]
     without_keys = lse == -torch.inf
-    total = torch.where(without_keys, lse, torch.logaddexp(lse, logits))
+    with_sink = torch.where(without_keys, lse, torch.logaddexp(lse, logits))
     grad_sinks = None
     if of_sinks:
         delta = (output.float() * grad_output).sum(-1)
-        share = torch.where(without_keys, 0.0, (logits - total).exp())
+        share = torch.where(without_keys, 0.0, (logits - with_sink).exp())
         grad_sinks = -(delta * share).sum((0, 2))
-    if not of_rows:
+    if not total:
         return WithSinks(grad_output, None, None, grad_sinks)
     if grad_lse is not None:
         most = torch.finfo(torch.float32).max
-        grad_lse = grad_lse * torch.where(without_keys, 0.0, (total - lse).exp().clamp(max=most))
-    return WithSinks(grad_output, total, grad_lse, grad_sinks)
+        grad_lse = grad_lse * torch.where(without_keys, 0.0, (with_sink - lse).exp().clamp(max=most))
+    return WithSinks(grad_output, with_sink, grad_lse, grad_sinks)

@@ -45,6 +45,7 @@ inline int atomicExch(int* p, int x) { return __atomic_exchange_n(p, x, __ATOMIC
 inline int __popc(uint32 x) { return __builtin_popcount(x); }
 inline int atomicAdd(int* p, int x) { return __atomic_fetch_add(p, x, __ATOMIC_RELAXED); }
 inline int __ffs(uint32 x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(x); }
 inline uint32 shared_address(const void* p) { return (uint32)((const char*)p - block_->arena.data()); }
 #define NEGATIVE_INFINITY __int_as_float(0xff800000)
 #define POSITIVE_INFINITY __int_as_float(0x7f800000)

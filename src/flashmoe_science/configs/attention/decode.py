@@ -32,6 +32,7 @@ SHORT = 2048
 """
 _FEW = 128
 """Keys of which one block has enough: 8 tiles are read at once, and a cluster takes 0.6 us longer."""
+_LENGTHS = range(_FEW + 1), range(_FEW + 1, SHORT + 1), range(SHORT + 1, 1 << 31)
 _TEAMS = (4, 2)
 """Blocks of a team: with 4, 1.4 to 3 % less time for 0.5 GB of keys and more, and as much with 8 or for fewer keys."""
 MOST_ARRIVALS = 1 << 12
@@ -140,6 +141,11 @@ class DecodeConfiguration:
             + (", trees" if self.tree else "")
             + (f", clusters of {self.cluster}" if self.cluster > 1 else "")
         )
+
+
+def lengths_like(max_seqlen_k: int) -> range:
+    """The bounds on keys with which calls that are otherwise alike have the same configuration."""
+    return next(lengths for lengths in _LENGTHS if max_seqlen_k in lengths)
 
 
 def cluster_for(architecture: str, sets: int, most_keys: int, multiprocessors: int) -> int:

@@ -18,6 +18,8 @@ _IN_FLIGHT = 128 << 10
 """Bytes of keys and values that a block asks for ahead: with 192 KB one token took 1.00 to 1.02 of the time."""
 MOST_QUADS = 4 * _ROW_TILES[-1] * (DIMENSIONS[-1] // 64)
 """That any configuration has: see `DecodeHopperConfiguration.quads`."""
+_MOST_ROWS_OF_PARTS = 32
+"""With more, shared memory has no room for what blocks of a cluster send each other."""
 _ALIGNMENT = 1024
 _SLOTS = 4
 _BARRIERS = 16
@@ -39,6 +41,8 @@ class DecodeHopperConfiguration:
     paged: bool
     softcap: bool = False
     chunk: bool = False
+    parts: int = 1
+    """Blocks of a cluster that go through the same segments, each through a part of the keys."""
 
     @property
     def threads(self) -> int:
@@ -63,7 +67,8 @@ class DecodeHopperConfiguration:
         stage = 2 * TILE_KEYS * (self.head_dim + self.value_dim) + 2 * _BARRIERS
         queries = 2 * PRODUCT_ROWS * self.head_dim
         results = WARPGROUPS * self.quads * 32 * 16
-        return self.stages * stage + queries + results + _SLOTS * _BARRIERS + _ALIGNMENT
+        gathered = self.quads * 32 * 16 + 8 * self.parts * self.rows if self.parts > 1 else 0
+        return self.stages * stage + queries + results + gathered + (_SLOTS + 1) * _BARRIERS + _ALIGNMENT
 
 
 def box_rows(page_size: int) -> int:
@@ -71,13 +76,31 @@ def box_rows(page_size: int) -> int:
     return math.gcd(page_size, TILE_KEYS) if page_size else TILE_KEYS
 
 
+def parts_for(sets: int, rows: int, multiprocessors: int) -> int:
+    """Blocks of a cluster: two where there are so many for each set, and not twice as many.
+
+    Args:
+        sets: of rows with keys that they share, in the call.
+        rows: packed, of a sequence.
+    """
+    two_each = 2 * sets <= multiprocessors < 4 * sets
+    return 2 if two_each and rows <= _MOST_ROWS_OF_PARTS else 1
+
+
 def configuration(
-    head_dim: int, value_dim: int, rows: int, page_size: int, *, softcap: bool = False, chunk: bool = False
+    head_dim: int,
+    value_dim: int,
+    rows: int,
+    page_size: int,
+    *,
+    softcap: bool = False,
+    chunk: bool = False,
+    parts: int = 1,
 ) -> DecodeHopperConfiguration:
-    """The kernel for so many packed rows (query tokens x heads that share keys)."""
+    """The kernel for so many packed rows (query tokens x heads that share keys); ``parts`` as `parts_for` has it."""
     row_tiles = next((tiles for tiles in _ROW_TILES if 8 * tiles >= rows), _ROW_TILES[-1])
     least = DecodeHopperConfiguration(
-        head_dim, value_dim, row_tiles, 1, box_rows(page_size), page_size > 0, softcap, chunk
+        head_dim, value_dim, row_tiles, 1, box_rows(page_size), page_size > 0, softcap, chunk, parts
     )
     stages = _IN_FLIGHT // (2 * TILE_KEYS * (head_dim + value_dim))
     return replace(least, stages=stages // WARPGROUPS * WARPGROUPS)

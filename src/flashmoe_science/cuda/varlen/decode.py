@@ -85,14 +85,16 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
         return f"rows must begin at multiples of {_ALIGNMENT} bytes, those of FP8 at multiples of {_ALIGNMENT // 2}"
     if any(stride < 0 for each in strides for stride in each):
         return "strides must not be negative"
-    if any(each[1] * 2 >= 1 << 32 for each in caches):
-        return "rows of keys and values are too far apart"
     most = configs.most_rows(max(problem.head_dim, problem.value_dim), *_features(problem))
     return why_not_rows(problem, most_queries, most)
 
 
 def why_not_rows(problem: Problem, most_queries: int, most: int) -> str | None:
-    """Why a kernel for few queries does not take a call; ``most``: rows that go through the keys together."""
+    """Why a kernel for few queries does not take rows of queries or of keys; ``most``: of queries, that go through the
+    keys together.
+    """
+    if any(token * 2 >= 1 << 32 for _, token, _ in (problem.key_strides, problem.value_strides)):
+        return "rows of keys and values are too far apart"
     fewest = (most_queries + 1) // 2 * (problem.num_heads // problem.num_kv_heads)
     if most_queries > MOST_QUERIES or fewest > most:
         return f"it is for few queries: up to {most} rows of heads that share keys"
@@ -261,6 +263,7 @@ class Places(NamedTuple):
     key: int = _ADDRESS.size
     """The address of the keys that are read: that of the parameters, or a tensor map's."""
     value: int = 2 * _ADDRESS.size
+    """Likewise."""
 
 
 _PLACES = Places()
@@ -312,9 +315,7 @@ def repeat_of(
         {"query": _ALIGNMENT, "out": _ALIGNMENT, "key": cache_alignment, "value": cache_alignment},
         pool,
         index,
-        range(configs.SHORT + 1)
-        if sizes.max_seqlen_k <= configs.SHORT
-        else range(configs.SHORT + 1, 1 << 31),
+        configs.lengths_like(sizes.max_seqlen_k),
     )
     written_for = -1
 
@@ -345,7 +346,7 @@ def repeat_of(
         if has_tree:
             pack_address(buffer, at + _TREE_AT, addresses.pop())
         pack(buffer, at, *addresses)
-        if mapped:
+        if mapped:  # then the kernel does not read the parameters' own
             pack_address(buffer, places.key, addresses[1])
             pack_address(buffer, places.value, addresses[2])
         status = again()
@@ -372,14 +373,14 @@ class _OfThread(threading.local):
     """Launchers have a buffer that is read during the launch, so each thread has its own."""
 
     def __init__(self) -> None:
-        self.ready: dict[tuple[int, int, bool], Ready] = {}
+        self.ready: dict[tuple[int, int, range], Ready] = {}
         """By `_key`."""
         self.launchers: dict[DecodeConfiguration, Launcher] = {}
 
 
-def _key(sizes: Sizes, multiprocessors: int) -> tuple[int, int, bool]:
+def _key(sizes: Sizes, multiprocessors: int) -> tuple[int, int, range]:
     """What the configuration of a problem's calls depends on."""
-    return sizes.max_seqlen_q, min(sizes.batch, multiprocessors), sizes.max_seqlen_k <= configs.SHORT
+    return sizes.max_seqlen_q, min(sizes.batch, multiprocessors), configs.lengths_like(sizes.max_seqlen_k)
 
 
 def _make_ready(own: _OfThread, problem: Problem, sizes: Sizes, device: Device, capturing: bool) -> Ready:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from flashmoe_science.cuda import wgmma
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import load
-from flashmoe_science.cuda.launch import Launcher
+from flashmoe_science.cuda.launch import Launcher, clusters_at_once
 from flashmoe_science.cuda.repeat import raw_stream
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap, address_offset
 from flashmoe_science.cuda.tickets import decode_arrival_pool, is_capturing
@@ -31,6 +32,8 @@ from flashmoe_science.varlen.problem import Problem, Repeat, Repeatable, Run, Si
 MAPS_BYTES = 2 * MAP_BYTES
 _FEW_ROWS = 8
 """Packed rows up to which the other kernel's clusters of two are faster."""
+_BUILT_AHEAD = 128
+"""Head dimension."""
 _SMALL_DIM = 64
 _FEW_ROWS_OF_SMALL_DIM = 16
 """Up to which it is faster throughout at that dim."""
@@ -60,38 +63,43 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
 
 
 def is_faster(problem: Problem, sizes: Sizes, device: Device) -> bool:
-    """Whether it is the faster one of the two kernels for few queries, if both take a call.
+    """Whether it is the faster one of the two kernels for few queries; False for calls that neither takes.
 
     This one takes hardly longer for 64 rows than for one, and reads long caches a little faster. The other one has
-    clusters, and less to do before its first key.
+    clusters of more blocks, and less to do before its first key.
     """
+    if sizes.max_seqlen_q > decode.MOST_QUERIES or wgmma.why_not_device(device) is not None:
+        return False
     multiprocessors = device.multiprocessors
     sets = sizes.batch * problem.num_kv_heads
     rows = sizes.max_seqlen_q * (problem.num_heads // problem.num_kv_heads)
     seen = problem.window_left + sizes.max_seqlen_q if problem.window_left >= 0 else sizes.max_seqlen_k
     most_keys = min(seen, sizes.max_seqlen_k)
-    if most_keys <= decode_configs.SHORT and 2 * sets <= multiprocessors:
-        return False
-    if max(problem.head_dim, problem.value_dim) <= _SMALL_DIM:
-        return rows > _FEW_ROWS_OF_SMALL_DIM
-    clusters = decode_configs.cluster_for(device.architecture, sets, most_keys, multiprocessors)
-    return rows > _FEW_ROWS or clusters == 1
+    most_rows = _FEW_ROWS_OF_SMALL_DIM if max(problem.head_dim, problem.value_dim) <= _SMALL_DIM else 0
+    if most_keys <= decode_configs.SHORT:
+        if 4 * sets <= multiprocessors:
+            return False
+        if 2 * sets <= multiprocessors:
+            most_rows = max(most_rows, _FEW_ROWS)
+    return rows > most_rows
 
 
-def configuration_for(problem: Problem, max_seqlen_q: int) -> DecodeHopperConfiguration:
+def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeHopperConfiguration:
+    rows = sizes.max_seqlen_q * (problem.num_heads // problem.num_kv_heads)
     return configs.configuration(
         problem.head_dim,
         problem.value_dim,
-        max_seqlen_q * (problem.num_heads // problem.num_kv_heads),
+        rows,
         problem.page_size,
         softcap=problem.softcap > 0,
         chunk=problem.chunk > 0,
+        parts=configs.parts_for(sizes.batch * problem.num_kv_heads, rows, device.multiprocessors),
     )
 
 
 def choose(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> Choice:
     """See `select.KernelModule`."""
-    configuration = configuration_for(problem, sizes.max_seqlen_q)
+    configuration = configuration_for(problem, sizes, device)
     return Choice(
         VarlenKernel.DECODE_HOPPER, configuration, "few queries: TMA, and wgmma for all rows at once"
     )
@@ -111,6 +119,7 @@ def kernel(configuration: DecodeHopperConfiguration, dtype: torch.dtype) -> Cuda
             "BOX_ROWS": configuration.box_rows,
             "SCORE_CHANGES": int(configuration.softcap),
             **({"CHUNK": 1} if configuration.chunk else {}),
+            **({"PARTS": configuration.parts} if configuration.parts > 1 else {}),
             "DEPENDENT": 1,
             "QUERY_BF16": int(dtype == torch.bfloat16),
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
@@ -121,12 +130,18 @@ def kernel(configuration: DecodeHopperConfiguration, dtype: torch.dtype) -> Cuda
         },
         threads_per_block=configuration.threads,
         dynamic_shared_bytes=configuration.shared_bytes,
+        cluster_blocks=configuration.parts,
     )
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    """What is built ahead of time."""
-    return []
+    """What is built ahead of time: one token of many sequences, bfloat16, pages of 16 and 64."""
+    if not wgmma.built_for(architecture):
+        return []
+    return [
+        kernel(configs.configuration(_BUILT_AHEAD, _BUILT_AHEAD, rows=8, page_size=page), torch.bfloat16)
+        for page in (16, 64)
+    ]
 
 
 def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
@@ -134,18 +149,27 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
 
     Raises:
         InputError: a tensor does not begin at a multiple of 16 bytes; in the run.
-        BuildError, DeviceError: see `driver.load`.
+        BuildError, KernelDefectError, DeviceError: see `driver.load`. A kernel that is first asked for in the run may
+            have defects.
     """
     own, index = _OfThread(), device.index
+    # The fewest queries of the bucket stand for all: where the compiler spills, another kernel is to take the calls.
+    usual = kernel(configuration_for(problem, Sizes(1, (most_queries + 1) // 2, 1), device), problem.dtype)
+    load(usual, index, is_capturing())
     write = decode.call_writer(problem)
+
+    def key_of(sizes: Sizes) -> tuple[int, int]:
+        """What the configuration of a problem's calls depends on."""
+        return sizes.max_seqlen_q, min(sizes.batch, device.multiprocessors)
 
     def run(tensors: Tensors, sizes: Sizes) -> None:
         stream = raw_stream(index)
         capturing = stream != 0 and is_capturing()
-        launch = own.launches.get(sizes.max_seqlen_q)
+        key = key_of(sizes)
+        launch = own.launches.get(key)
         if launch is None:
-            launch = own.launches[sizes.max_seqlen_q] = _make_launch(
-                own, problem, configuration_for(problem, sizes.max_seqlen_q), device, capturing
+            launch = own.launches[key] = _make_launch(
+                own, problem, configuration_for(problem, sizes, device), device, capturing
             )
         # The workspace lives until the launch is made: what is allocated after it may lie where it does.
         shared, _workspace = decode.shared_by_launches(
@@ -156,11 +180,13 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
         launch.ready.launcher.start(stream)
 
     def repeat(tensors: Tensors, sizes: Sizes, own_output: bool) -> Repeat | None:
-        launch, offset = own.launches.get(sizes.max_seqlen_q), address_offset()
+        launch, offset = own.launches.get(key_of(sizes)), address_offset()
         if launch is None or offset is None:
             return None
         launch.maps.describe(tensors)
         places = decode.Places(MAPS_BYTES, offset, MAP_BYTES + offset)
+        if not launch.maps.have_addresses_at(offset):
+            return None
         return decode.repeat_of(problem, launch.ready, tensors, sizes, index, run, own_output, places)
 
     return Repeatable(run, repeat)
@@ -177,8 +203,8 @@ class _OfThread(threading.local):
     """Launchers have a buffer that is read during the launch, so each thread has its own."""
 
     def __init__(self) -> None:
-        self.launches: dict[int, _Launch] = {}
-        """By `max_seqlen_q`."""
+        self.launches: dict[tuple[int, int], _Launch] = {}
+        """By `max_seqlen_q` and the batch."""
         self.of_configuration: dict[DecodeHopperConfiguration, _Launch] = {}
 
 
@@ -193,12 +219,16 @@ def _make_launch(
     if launch is not None:
         return launch
     compiled = kernel(configuration, problem.dtype)
-    function = load(compiled, device.index, capturing)
-    team = decode_configs.team_for(problem.num_kv_heads, device.multiprocessors)
-    grid = device.multiprocessors - device.multiprocessors % team
-    launcher = Launcher(function, (grid, 1, 1), compiled, ARGUMENT_BYTES, dependent=True)
+    function = load(compiled, device.index, capturing, allow_defects=True)
+    parts, workers = configuration.parts, device.multiprocessors
+    if parts > 1:
+        workers = min(clusters_at_once(function, compiled), workers // parts)
+        if workers == 0:  # a part of a GPU may have no such cluster's room
+            return _make_launch(own, problem, replace(configuration, parts=1), device, capturing)
+    team = decode_configs.team_for(problem.num_kv_heads, workers)  # which divides them
+    launcher = Launcher(function, (parts * workers, 1, 1), compiled, ARGUMENT_BYTES, dependent=True)
     arguments = arguments_of(launcher.buffer)
-    decode.write_plan(arguments, problem, grid, team)
+    decode.write_plan(arguments, problem, workers, team)
     ready = decode.Ready(configuration, launcher, decode_arrival_pool(device.index), {})
     launch = _Launch(ready, arguments, TensorMaps(launcher.buffer, problem, configuration))
     own.of_configuration[configuration] = launch
@@ -231,6 +261,14 @@ class TensorMaps:
                 self._sizes[index] = size
             if map_.address != address:
                 map_.move(address)
+
+    def have_addresses_at(self, offset: int) -> bool:
+        """Whether each map has its tensor's address there, as it is, so that another may be written over it."""
+        return all(
+            map_ is not None
+            and ctypes.c_uint64.from_buffer(self._buffer, index * MAP_BYTES + offset).value == map_.address
+            for index, map_ in enumerate(self._maps)
+        )
 
     def _make(self, index: int, size: int) -> TensorMap:
         problem = self._problem

@@ -21,7 +21,6 @@ from flashmoe_science.cuda.launch import Launcher, LaunchPlan
 from flashmoe_science.cuda.repeat import Call, Layout, cuda_allocator, layout_of, prepare
 from flashmoe_science.cuda.varlen import portable
 from flashmoe_science.cuda.varlen.arguments import PER_CALL, ByteStrides, PlanArguments
-from flashmoe_science.cuda.varlen.decode_hopper import is_faster
 from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
 from flashmoe_science.cuda.varlen.lengths import length_table
 from flashmoe_science.cuda.varlen.prepare import first_of
@@ -99,13 +98,15 @@ _calls = Calls(_checked_before, _make_call, options=4)
 
 def _run(problem: Problem, device: Device, sizes: Sizes) -> Run | None:
     """What makes the call where another kernel than the portable one takes it."""
-    most_queries = bucket(sizes.max_seqlen_q)
     try:
-        hopper_decodes = is_faster(problem, sizes, device)
-        kinds = candidates(problem, device, most_queries, hopper_decodes=hopper_decodes)
+        kinds = candidates(problem, device, sizes)
     except NoKernelError:
         return None  # the dense launch says what is wrong
-    return None if kinds[0] is VarlenKernel.PORTABLE else first_of(kinds, problem, device, most_queries)
+    return (
+        None
+        if kinds[0] is VarlenKernel.PORTABLE
+        else first_of(kinds, problem, device, bucket(sizes.max_seqlen_q))
+    )
 
 
 def explained(

@@ -9,9 +9,8 @@ import torch
 from flashmoe_science.cuda.device import Device, device_of
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.repeat import current_device
-from flashmoe_science.cuda.varlen.decode_hopper import is_faster
 from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
-from flashmoe_science.cuda.varlen.select import MODULES, candidates, is_widened
+from flashmoe_science.cuda.varlen.select import MODULES, candidates, is_widened, like
 from flashmoe_science.errors import KernelDefectError
 from flashmoe_science.varlen import dequantized
 from flashmoe_science.varlen.problem import Problem, Repeat, Repeatable, Run, Sizes, Tensors
@@ -26,23 +25,18 @@ def prepare(problem: Problem, device: torch.device) -> Run:
     index = device.index
     runs: dict[tuple[int, bool], Run] = {}
 
-    def key_of(sizes: Sizes) -> tuple[int, bool]:
-        return sizes.max_seqlen_q.bit_length(), is_faster(problem, sizes, device_of(index))
-
     def make_ready(sizes: Sizes) -> Run:
         gpu, most_queries = device_of(index), bucket(sizes.max_seqlen_q)
         make_context_current(index)
-        _, hopper_decodes = key = key_of(sizes)
 
         def prepare_on(problem: Problem) -> Run:
-            kinds = candidates(problem, gpu, most_queries, hopper_decodes=hopper_decodes)
-            return first_of(kinds, problem, gpu, most_queries)
+            return first_of(candidates(problem, gpu, sizes), problem, gpu, most_queries)
 
         if is_widened(problem, gpu, most_queries):
             run = dequantized.prepare(problem, problem.dtype, prepare_on)
         else:
             run = prepare_on(problem)
-        runs[key] = run
+        runs[like(problem, gpu, sizes)] = run
         return run
 
     def run(tensors: Tensors, sizes: Sizes) -> None:
@@ -50,13 +44,13 @@ def prepare(problem: Problem, device: torch.device) -> Run:
             with torch.cuda.device(index):
                 run(tensors, sizes)
             return
-        ready = runs.get(key_of(sizes))
+        ready = runs.get(like(problem, device_of(index), sizes))
         if ready is None:
             ready = make_ready(sizes)
         ready(tensors, sizes)
 
     def repeat(tensors: Tensors, sizes: Sizes, own_output: bool) -> Repeat | None:
-        ready = runs.get(key_of(sizes))
+        ready = runs.get(like(problem, device_of(index), sizes))
         return ready.repeat(tensors, sizes, own_output) if isinstance(ready, Repeatable) else None
 
     return Repeatable(run, repeat)

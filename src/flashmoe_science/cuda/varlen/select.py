@@ -52,28 +52,28 @@ MODULES: dict[VarlenKernel, KernelModule] = {
     VarlenKernel.HOPPER: hopper,
     VarlenKernel.PORTABLE: portable,
 }
-"""In order of preference, but for `hopper_decodes`: the first that takes a call gets it."""
+"""In order of preference, but for the two that decode: the first that takes a call gets it."""
 
 
 def select(problem: Problem, device: Device, sizes: Sizes) -> VarlenKernel:
     """The kernel for a call. Raises as `candidates` does."""
-    hopper_decodes = decode_hopper.is_faster(problem, sizes, device)
-    return candidates(problem, device, bucket(sizes.max_seqlen_q), hopper_decodes=hopper_decodes)[0]
+    return candidates(problem, device, sizes)[0]
 
 
-def candidates(
-    problem: Problem, device: Device, most_queries: int, *, hopper_decodes: bool
-) -> list[VarlenKernel]:
-    """The kernels that take calls of a problem, the preferred one first: at least one.
+def like(problem: Problem, device: Device, sizes: Sizes) -> tuple[int, bool]:
+    """All that `candidates` depends on of sizes: most queries of a sequence, and which decode kernel is faster."""
+    return bucket(sizes.max_seqlen_q), decode_hopper.is_faster(problem, sizes, device)
 
-    Args:
-        hopper_decodes: of the two for few queries the Hopper one is preferred: see `decode_hopper.is_faster`.
+
+def candidates(problem: Problem, device: Device, sizes: Sizes) -> list[VarlenKernel]:
+    """The kernels that take a call, the preferred one first: at least one.
 
     Raises:
         InputError: the override variable names no kernel.
         NoKernelError: no kernel takes the problem, or not the one that it names.
     """
     named = os.environ.get(OVERRIDE_VARIABLE)
+    most_queries, hopper_decodes = like(problem, device, sizes)
     names = {kind.value: kind for kind in MODULES}
     if named and named not in names:
         raise InputError(f"{OVERRIDE_VARIABLE}={named!r} names no kernel; expected one of {', '.join(names)}")
@@ -92,7 +92,7 @@ def candidates(
 
 
 def is_widened(problem: Problem, device: Device, most_queries: int) -> bool:
-    """Whether a cache of FP8 is widened in memory before a kernel reads it: the decode kernel alone reads one."""
+    """Whether a cache of FP8 is widened in memory before a kernel reads it: `decode` alone reads one."""
     return problem.quantized is not None and decode.why_not(problem, device, most_queries) is not None
 
 

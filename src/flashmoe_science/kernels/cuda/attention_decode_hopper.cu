@@ -13,12 +13,16 @@
 //   PAGES          0: keys of a sequence lie one after another; 1: in pages
 //   BOX_ROWS       rows that TMA loads at a time: they lie in one page
 //   SCORE_CHANGES  1: scores may have a soft cap
-//   CHUNK, DEPENDENT  as in attention_decode.cu
+//   CHUNK          as in attention_decode.cu
+//   DEPENDENT      1: launched with programmatic stream serialization. It does not let its successor start early: beside a block
+//                  of this one there is no room for another
+//   PARTS          blocks of a cluster that go through the same segments, each through a part of the keys; may be left out
 #define WARPS 8
 #define KEY_TILES 1
 #define TILE_KEYS 64
 #define PASS_TILES 2
 #define CACHE 0
+#define MORE_REGISTERS 1
 #if ELEMENT_BF16
 #define WGMMA_TYPES "bf16.bf16"
 #else
@@ -29,6 +33,9 @@
 
 #include "decode/results.cuh"
 #include "decode/scores.cuh"
+#if PARTS > 1
+#include "decode_hopper/parts.cuh"
+#endif
 #include "decode_hopper/producer.cuh"
 #include "decode_hopper/shared.cuh"
 #include "hopper/products.cuh"
@@ -108,10 +115,15 @@ __device__ __forceinline__ void leave_output(const float (&o)[VALUE_DIM / 2], ui
         }
 }
 
-__device__ __forceinline__ void consume(const Parameters& p, const Shared& shared, const Segment* segments, const Meeting* meetings,
-                                        float2 (*statistics)[kConsumers], const float4* results) {
+// `memory`: where `shared` begins.
+__device__ __forceinline__ void consume(const Parameters& p, const Shared& shared, const char* memory, const Segment* segments,
+                                        const Meeting* meetings, float2 (*statistics)[kConsumers]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = warp / 4;
     const uint32 own_results = shared.base + Shared::RESULTS + warpgroup * kQuads * 32 * 16;
+    const float4* const results = reinterpret_cast<const float4*>(memory + Shared::RESULTS);
+#if PARTS > 1
+    const Gathered gathered{shared, memory};
+#endif
     hopper::Ring<STAGES> ring;
     int turn = 0;  // of the warpgroup that takes the next tile
     for (int s = 0;; ++s) {
@@ -163,6 +175,10 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
             leave_output(o, own_results, warp % 4);
         }
         ptx::barrier_sync(kOfConsumers, kConsumerThreads);
+#if PARTS > 1
+        if (threadIdx.x == 0) gathered.expect();
+        gathered.wait_for_room(s);
+#endif
 #pragma unroll
         for (int i = 0; i < kShares; ++i) {
             const int index = warp + i * WARPS;
@@ -172,10 +188,17 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
             float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
             for (int w = 0; w < kConsumers; ++w) accumulate(merged, weights[w], results[(w * kQuads + index) * 32 + lane]);
+#if PARTS > 1
+            gathered.send(lane, index, merged, total);
+#else
             if (segment.slot == kWhole) write(p, segment, lane, index, merged, total);
             else leave(p, segment, segment.slot, lane, index, merged, total);
+#endif
         }
-        if (segment.slot >= 0 && warp < kQuads) meet(p, segment, meetings[slot], warp, lane);
+#if PARTS > 1
+        gathered.finish(p, segment, s, warp, lane);
+#endif
+        if (segment.slot >= 0 && warp < kOwnQuads) meet(p, segment, meetings[slot], warp, lane);
         hopper::release(shared.segment_empty(slot));
     }
 }
@@ -187,7 +210,13 @@ struct HopperParameters {
     Parameters rest;
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+#if PARTS > 1
+#define CLUSTER_SHAPE __cluster_dims__(PARTS, 1, 1)
+#else
+#define CLUSTER_SHAPE
+#endif
+
+extern "C" __global__ void CLUSTER_SHAPE __launch_bounds__(kThreads, 1)
     attention_decode_hopper(const __grid_constant__ HopperParameters parameters) {
     extern __shared__ unsigned char raw[];
     __shared__ Segment segments[kSlots];
@@ -204,6 +233,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         ptx::prefetch_map(parameters.maps.value);
         initialise(shared);
     }
+#if PARTS > 1
+    cluster::announce();  // that the barriers are there
+#endif
 #if DEPENDENT
     if (!warm_up(p)) return;
     wait_for_predecessor();
@@ -211,12 +243,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if (warp == kConsumerWarps) begin_share(p, Team(p), cursor[0], segments[0], lane);
     else if (warp > 0 && warp < WARPS) write_rows_without_keys(p, warp, lane);
     __syncthreads();
+#if PARTS > 1
+    cluster::wait_for_peers();
+#endif
     if (warp >= kConsumerWarps) {
         ptx::give_up_registers<kProducerRegisters>();
         if (warp == kConsumerWarps) produce(p, parameters.maps, shared, cursor[0], segments, meetings, lane);
     } else {
         ptx::claim_registers<kConsumerRegisters>();
-        consume(p, shared, segments, meetings, statistics,
-                reinterpret_cast<const float4*>(raw + skipped + Shared::RESULTS));
+        consume(p, shared, reinterpret_cast<const char*>(raw) + skipped, segments, meetings, statistics);
     }
+#if PARTS > 1
+    ptx::cluster_sync();  // others may still tell this block's barrier that they have read
+#endif
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from emulated import NEEDS_COMPILER
 from emulated_decode import inputs_of, options
 from emulated_decode_hopper import attend
+from emulated_launches import EmulatedMap
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from varlen_cases import Shape, bounds, packed, paged
@@ -17,9 +19,13 @@ from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science.configs.attention import decode_hopper as configs
 from flashmoe_science.cuda.varlen import decode_hopper
+from flashmoe_science.cuda.varlen.kind import VarlenKernel
+from flashmoe_science.cuda.varlen.prepare import first_of
+from flashmoe_science.errors import KernelDefectError
 from flashmoe_science.jit.limits import check_block
 from flashmoe_science.jit.nvrtc import compile_kernel
 from flashmoe_science.varlen.arguments import check
+from flashmoe_science.varlen.problem import Repeatable, Sizes, Tensors
 from problems import H200
 
 ONE_TOKEN = Shape(
@@ -33,9 +39,11 @@ def assert_right(
     monkeypatch: pytest.MonkeyPatch,
     grid: int = 3,
     team: int = 1,
+    parts: int = 1,
     **changes: Any,
 ) -> None:
-    out, lse = attend(call, options(**changes), tuple(bounds(shape).values()), monkeypatch, grid, team)
+    most = tuple(bounds(shape).values())
+    out, lse = attend(call, options(**changes), most, monkeypatch, grid, team, parts)
     assert_as_exact_as_pytorch(out, lse, call, **{**bounds(shape), **changes})
 
 
@@ -85,6 +93,18 @@ def test_more_tiles_than_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_right(shape, paged(shape, 64), monkeypatch, 2)
 
 
+@NEEDS_COMPILER
+@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("grid", [1, 2, 5, 8])
+def test_a_cluster_goes_through_a_segment_together(
+    grid: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sets of one cluster, of several, and several of one; parts that have no keys."""
+    for queries, keys in ((2, (900, 700)), (1, (3000, 20, 64)), (8, (1, 2, 65, 8, 500))):
+        shape = Shape((queries,) * len(keys), keys, 8, 2, 64, 64, torch.bfloat16)
+        assert_right(shape, paged(shape, 16), monkeypatch, grid, parts=parts)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 400)), min_size=0, max_size=40),
@@ -95,6 +115,7 @@ def test_more_tiles_than_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     window=st.sampled_from([(-1, -1), (0, 0), (3, -1), (40, 2), (130, 5), (-1, 7)]),
     softcap=st.sampled_from([0.0, 0.0, 2.0]),
     extras=st.sampled_from([(), ("sinks",), ("sinks", "rows")]),
+    parts=st.sampled_from([1, 1, 2, 4]),
     data=st.integers(0, 1000),
 )
 @NEEDS_COMPILER
@@ -107,6 +128,7 @@ def test_any_batch(
     window: tuple[int, int],
     softcap: float,
     extras: tuple[str, ...],
+    parts: int,
     data: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -122,7 +144,9 @@ def test_any_batch(
         call["sinks"] = 3 * torch.randn(heads[0], generator=torch.Generator().manual_seed(data))
         call["sinks"][0] = -torch.inf
     chosen = {"causal": causal, "window": window, "softcap": softcap}
-    out, lse = attend(call, options(**chosen), (4, 400), monkeypatch, grid)
+    out, lse = attend(
+        call, options(**chosen), (4, 400), monkeypatch, grid, parts=1 if heads[0] > 8 else parts
+    )
     assert_as_exact_as_pytorch(out, lse, call, **{**bounds(shape), **chosen})
 
 
@@ -163,6 +187,8 @@ def test_the_largest_kernels_compile_without_spills(rows: int) -> None:
     for softcap in (False, True):
         chosen = configs.configuration(128, 128, rows, 16, softcap=softcap, chunk=True)
         compile_kernel(decode_hopper.kernel(chosen, torch.bfloat16))
+        if rows <= 32:
+            compile_kernel(decode_hopper.kernel(dataclasses.replace(chosen, parts=2), torch.bfloat16))
 
 
 def test_what_it_cannot_do_is_said() -> None:
@@ -178,6 +204,39 @@ def test_what_it_cannot_do_is_said() -> None:
         ({"num_heads": 256}, "up to 64 rows"),
         ({"key_strides": (4096, 68, 64)}, "multiples of 16 bytes"),
         ({"value_strides": (4096, 0, 64)}, "expanded"),
+        ({"key_strides": (0, 1 << 31, 64)}, "too far apart"),
     ):
         assert reason in str(decode_hopper.why_not(dataclasses.replace(problem, **change), H200, 1))
     assert "few queries" in str(decode_hopper.why_not(problem, H200, 31))
+
+
+@pytest.mark.parametrize(("sets", "parts"), [(1, 1), (33, 1), (34, 2), (64, 2), (66, 2), (67, 1), (512, 1)])
+def test_clusters_of_two_where_so_many_blocks_have_a_set(sets: int, parts: int) -> None:
+    assert configs.parts_for(sets, 32, H200.multiprocessors) == parts
+    assert configs.parts_for(sets, 33, H200.multiprocessors) == 1
+
+
+def test_where_the_compiler_spills_another_kernel_takes_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spilt(*given: object, **options: object) -> None:
+        raise KernelDefectError("attention_decode_hopper spills 8 bytes")
+
+    monkeypatch.setattr(decode_hopper, "load", spilt)
+    monkeypatch.setattr(decode_hopper, "is_capturing", lambda: False)
+    problem = check(inputs_of(paged(ONE_TOKEN, 16)), options())
+    kinds = [VarlenKernel.DECODE_HOPPER, VarlenKernel.DECODE]
+    with pytest.warns(RuntimeWarning, match="spills 8 bytes; taking another kernel"):
+        assert isinstance(first_of(kinds, problem, H200, 1), Repeatable)
+
+
+def test_an_address_in_a_map_is_looked_for_in_the_map_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_hopper, "TensorMap", EmulatedMap)
+    call = paged(ONE_TOKEN, 16)
+    problem = check(inputs_of(call), options())
+    buffer = (ctypes.c_char * decode_hopper.ARGUMENT_BYTES)()
+    configuration = decode_hopper.configuration_for(problem, Sizes(5, 1, 300), H200)
+    maps = decode_hopper.TensorMaps(buffer, problem, configuration)
+    assert not maps.have_addresses_at(0)
+    given_ = (call.get(name) for name in Tensors._fields[5:])
+    maps.describe(Tensors(call["query"], call["key"], call["value"], call["query"], None, *given_))  # type: ignore[arg-type]
+    assert maps.have_addresses_at(0)
+    assert not maps.have_addresses_at(8)

@@ -19,7 +19,7 @@ from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science.cuda.varlen import decode, hopper, portable
 from flashmoe_science.cuda.varlen.kind import VarlenKernel
-from flashmoe_science.cuda.varlen.select import bucket, candidates
+from flashmoe_science.cuda.varlen.select import candidates
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
 from flashmoe_science.varlen.arguments import check
 from flashmoe_science.varlen.problem import Problem, Sizes
@@ -197,8 +197,9 @@ def test_only_calls_with_trees_have_kernels_with_them() -> None:
 def test_trees_of_every_size_have_a_kernel(queries: int) -> None:
     for problem in (problem_of(), problem_of(page_size=1), problem_of(256)):
         for device in (H200, replace(H200, architecture="sm_80")):
-            taking = candidates(problem, device, bucket(queries), hopper_decodes=False)
-            without = candidates(replace(problem, tree=False), device, bucket(queries), hopper_decodes=False)
+            sizes = Sizes(1, queries, 5000)
+            taking = candidates(problem, device, sizes)
+            without = candidates(replace(problem, tree=False), device, sizes)
             assert taking == [kind for kind in without if kind is not VarlenKernel.DECODE_HOPPER]
 
 

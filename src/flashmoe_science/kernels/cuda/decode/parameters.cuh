@@ -7,6 +7,9 @@
 #ifndef CLUSTER
 #define CLUSTER 1
 #endif
+#ifndef PARTS
+#define PARTS 1
+#endif
 #ifndef TILE_KEYS
 #define TILE_KEYS 16
 #endif

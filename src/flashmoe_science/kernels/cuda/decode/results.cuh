@@ -17,11 +17,18 @@ namespace {
 
 using Quad = QuadOf<kDimGroups>;
 
+// Of the quads, the parts of a worker (schedule.cuh) finish every PARTS-th each: this one's k-th.
+constexpr int kOwnQuads = kQuads / PARTS;
+static_assert(kOwnQuads * PARTS == kQuads, "the same number for each part");
+__device__ __forceinline__ int own_quad(int k) { return k * PARTS + part(); }
+
 // Partial results that a lane loads at a time, of so many quads; more take more registers, and spill on sm_120.
 constexpr int kTogether = VALUE_DIM <= 64 || VALUE_DIM > 128 || (ROW_TILES > 2 && WARPS < 8) ? 8 : 16;
-constexpr bool kMoreRegisters = TILE_KEYS == 64;  // attention_decode_hopper.cu
+#ifndef MORE_REGISTERS
+#define MORE_REGISTERS 0
+#endif
 constexpr int kQuadsTogether =
-    (kMoreRegisters || (ROW_TILES == 2 && PAGES < 2 && DEPENDENT)) && kQuads % (2 * WARPS) == 0 ? 2 : 1;
+    (MORE_REGISTERS || (ROW_TILES == 2 && PAGES < 2 && DEPENDENT)) && kQuads % (2 * WARPS * PARTS) == 0 ? 2 : 1;
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kNaturalLogOf2 = 0.6931471805599453f;
 
@@ -70,7 +77,7 @@ __device__ __forceinline__ void write_nothing(const Parameters& p, int from, int
     }
 }
 
-// Rows without keys, and of no sequence. Warps of the grid other than a block's first, which looks for its share meanwhile.
+// Rows without keys, and of no sequence. Warps 1 to WARPS - 1 of the blocks, one of whose others looks for the share meanwhile.
 __device__ __forceinline__ void write_rows_without_keys(const Parameters& p, int warp, int lane) {
     const int each = WARPS - 1, first = static_cast<int>(blockIdx.x) * each + warp - 1;
     for (int sequence = first; sequence <= p.batch; sequence += static_cast<int>(gridDim.x) * each) {
@@ -92,6 +99,9 @@ __device__ __forceinline__ void leave(const Parameters& p, const Segment& segmen
     store_partial(&own.sums[lane], x);
     if (lane < 4) store_partial(&own.statistics[lane], make_float2(total.maximum, total.sum));
 }
+
+// Each part of a worker has its own.
+__device__ __forceinline__ int counter_of(int of_worker) { return of_worker * PARTS + part(); }
 
 // All lanes, after `leave`: whether `all` have arrived at a counter of this warp and its counterparts.
 __device__ __forceinline__ bool last_to_arrive(const Parameters& p, int counter, int all, int warp, int lane) {
@@ -126,9 +136,9 @@ struct Pieces {
     }
 };
 
-// Of `Quads` quads, `WARPS` apart, every `step`th piece from `first` to before `end`. All lanes.
+// Of `Quads` own quads, `WARPS` apart, every `step`th piece from `first` to before `end`. All lanes.
 template <int Quads>
-__device__ __forceinline__ void combine_pieces(const Pieces& pieces, int rows, int first, int end, int step, int lane, int index,
+__device__ __forceinline__ void combine_pieces(const Pieces& pieces, int rows, int first, int end, int step, int lane, int k,
                                                float4 (&merged)[Quads], Statistics (&total)[Quads]) {
 #pragma unroll
     for (int q = 0; q < Quads; ++q) {
@@ -140,7 +150,7 @@ __device__ __forceinline__ void combine_pieces(const Pieces& pieces, int rows, i
         float2 sets[Quads][kTogether / 8];  // lane l has those of row l % 4 and of every eighth piece from l / 4 on
 #pragma unroll
         for (int q = 0; q < Quads; ++q) {
-            const int own = index + q * WARPS, last = Quad(own).row(lane) < rows ? end : 0;
+            const int own = own_quad(k + q * WARPS), last = Quad(own).row(lane) < rows ? end : 0;
 #pragma unroll
             for (int j = 0; j < kTogether / 8; ++j) {
                 const int i = first + (lane / 4 + 8 * j) * step;
@@ -184,20 +194,20 @@ __device__ __forceinline__ void combine_pieces(const Pieces& pieces, int rows, i
 __device__ MEET_INLINE void meet(const Parameters& p, const Segment& segment, const Meeting& meeting, int warp, int lane) {
     if (!meeting.complete) return;
     __syncwarp();
-    if (meeting.group_blocks > 1 && !last_to_arrive(p, meeting.group_first_block, meeting.group_blocks, warp, lane)) return;
+    if (meeting.group_blocks > 1 && !last_to_arrive(p, counter_of(meeting.group_first_block), meeting.group_blocks, warp, lane)) return;
     const int end = meeting.first_piece + meeting.group_pieces;
     const Pieces pieces(p, meeting);
     const int rows = segment.rows - segment.first_row;
     const auto combine_all = [&](int first, int last, int step, bool is_result) {
 #pragma unroll 1
-        for (int index = warp; index < kQuads; index += kQuadsTogether * WARPS) {
+        for (int k = warp; k < kOwnQuads; k += kQuadsTogether * WARPS) {
             float4 merged[kQuadsTogether];
             Statistics total[kQuadsTogether];
-            combine_pieces(pieces, rows, first, last, step, lane, index, merged, total);
+            combine_pieces(pieces, rows, first, last, step, lane, k, merged, total);
             __syncwarp();  // other lanes have read the statistics that four overwrite
 #pragma unroll
             for (int q = 0; q < kQuadsTogether; ++q) {
-                const int own = index + q * WARPS;
+                const int own = own_quad(k + q * WARPS);
                 if (is_result) write(p, segment, lane, own, merged[q], total[q]);
                 else leave(p, segment, slot_of_piece(p, meeting, first), lane, own, merged[q], total[q]);
             }
@@ -207,7 +217,7 @@ __device__ MEET_INLINE void meet(const Parameters& p, const Segment& segment, co
     if (meeting.groups == 1) return;
     __syncwarp();
     if (meeting.several) {
-        const int counter = static_cast<int>(gridDim.x) + meeting.first_block;
+        const int counter = static_cast<int>(gridDim.x) + counter_of(meeting.first_block);
         if (!last_to_arrive(p, counter, meeting.groups, warp, lane)) return;
     } else if (end < meeting.pieces) {
         return;  // the block itself goes on with the next group

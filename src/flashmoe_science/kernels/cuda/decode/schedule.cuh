@@ -5,13 +5,27 @@
 // is not the sequence's only one; what is needed later is computed while loads are under way.
 #pragma once
 #include "decode/parameters.cuh"
+#if PARTS > 1
+#include "ptx/cluster_barrier.cuh"
+#endif
 #include "ptx/prefetch.cuh"
 #include "ptx/redux.cuh"
 
 namespace {
 
 constexpr int kWhole = -1, kOfCluster = -2;
-constexpr int kTilesOfMeeting = 16;  // that a block reads while others meet in device memory
+constexpr int kTilesOfMeeting = 256 / kTileKeys * PARTS;  // that a worker reads while others meet in device memory
+
+// With PARTS the blocks of a cluster are one worker: they go through the same segments, each through a part of the keys.
+__device__ __forceinline__ int workers() { return static_cast<int>(gridDim.x / PARTS); }
+__device__ __forceinline__ int worker() { return static_cast<int>(blockIdx.x / PARTS); }
+__device__ __forceinline__ int part() {
+#if PARTS > 1
+    return static_cast<int>(ptx::cluster_rank());
+#else
+    return 0;
+#endif
+}
 
 // Consecutive keys of one set of query rows: what a block does at a time.
 struct Segment {
@@ -102,9 +116,9 @@ struct Team {
     int count, index, first_head, heads;
 
     __device__ __forceinline__ explicit Team(const Parameters& p)
-        : count(divide(static_cast<int>(gridDim.x), p.by_team)), index(divide(static_cast<int>(blockIdx.x), p.by_team)),
+        : count(divide(workers(), p.by_team)), index(divide(worker(), p.by_team)),
           heads(divide(p.kv_heads, p.by_team)) {
-        first_head = (static_cast<int>(blockIdx.x) - index * p.team) * heads;
+        first_head = (worker() - index * p.team) * heads;
     }
 };
 
@@ -148,8 +162,13 @@ __device__ __forceinline__ void take_segment(const Parameters& p, Cursor& cursor
     const int taken = p.split_tiles > 0 ? 1 : min(units - within, end - unit);
     const int last_tile = tiles_of(keys);  // one past
     const int begin_tile = cursor.first_tile + within * unit_tiles;
-    const int tile = CLUSTER > 1 ? min(begin_tile, last_tile) : begin_tile;
-    const int end_tile = min(tile + taken * unit_tiles, last_tile);
+    int tile = CLUSTER > 1 ? min(begin_tile, last_tile) : begin_tile;
+    int end_tile = min(tile + taken * unit_tiles, last_tile);
+    if (PARTS > 1) {
+        const int each = (end_tile - tile + PARTS - 1) / PARTS;
+        tile = min(tile + part() * each, end_tile);
+        end_tile = min(tile + each, end_tile);
+    }
     const int first_row = cursor.row_block * kRows;
     const int first_key = max(cursor.first_key, kTileKeys * tile), last_key = min(keys, kTileKeys * end_tile);
     segment.sequence = cursor.sequence;
@@ -176,7 +195,7 @@ __device__ __forceinline__ void take_segment(const Parameters& p, Cursor& cursor
     }
 #endif
     segment.passes = (end_tile - tile + kPass - 1) / kPass;
-    if (CLUSTER > 1) segment.passes = max(1, segment.passes);
+    if (CLUSTER > 1 || PARTS > 1) segment.passes = max(1, segment.passes);  // a part may be empty
     segment.unit = unit;
     segment.within = within;
     segment.units = units;
@@ -184,7 +203,7 @@ __device__ __forceinline__ void take_segment(const Parameters& p, Cursor& cursor
     segment.slot = CLUSTER > 1 && cursor.gathers ? kOfCluster
                    : taken == units      ? kWhole
                    : p.split_tiles > 0   ? unit
-                                         : 2 * static_cast<int>(blockIdx.x) + (within == 0 ? 1 : 0);
+                                         : 2 * worker() + (within == 0 ? 1 : 0);
     cursor.unit = unit + taken;
     cursor.within = within + taken;
     if (within + taken == units) {
@@ -242,17 +261,22 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Team team, Curs
         for (int i = 1; i < kUnitSizes; ++i) {
             // Sets that a block goes through at a time are not cut: blocks that share one lose more by meeting. A tile takes
             // a block about five times as long to read as one more partial result takes to combine: together that is the
-            // least where a block has the square root of a fifth of a set's tiles.
+            // least where a block has the square root of a fifth of a set's tiles. That was
+            // measured with tiles of 16 keys. Of 64 there are two sizes, and the larger one but for few tiles.
             const int less = 1 << (i - 1);
             if (longest <= kPass || less * team.count < all_tiles || 4 * less * less < longest) {
                 unit_tiles = 2 * less;
                 own = counts[i];
             }
         }
-        if (CLUSTER > 1) {
-            const int equal = divide(all_tiles + team.count - 1, p.by_teams);
+        if (CLUSTER > 1 || PARTS > 1) {
+            const int equal = divide(all_tiles + team.count - 1, p.by_teams), sets = total_of_warp(own_sets);
             const int most_tiles = equal + equal / 16 + kTilesOfMeeting;
-            gathers = CLUSTER * total_of_warp(own_sets) <= team.count && longest <= CLUSTER * most_tiles;
+            if (PARTS > 1 && sets <= team.count && longest <= most_tiles) {  // a worker has a set
+                unit_tiles = 1 << (32 - __clz(longest));
+                own = own_sets;
+            }
+            gathers = CLUSTER > 1 && CLUSTER * sets <= team.count && longest <= CLUSTER * most_tiles;
             if (gathers) {
                 own = CLUSTER * p.team * own_sets;
                 team.index = static_cast<int>(blockIdx.x);
@@ -310,7 +334,7 @@ __device__ __forceinline__ void arrange(const Parameters& p, const Cursor& curso
     const int share = cursor.share;
     const int first_unit = segment.unit - segment.within;
     const int first_block = first_unit / share, last_block = (first_unit + segment.units - 1) / share;
-    const auto block_of = [&](int team) { return static_cast<int>(blockIdx.x) + (team - cursor.team) * p.team; };
+    const auto block_of = [&](int team) { return worker() + (team - cursor.team) * p.team; };
     meeting.first_block = block_of(first_block);
     meeting.step = p.team;
     meeting.several = last_block > first_block;

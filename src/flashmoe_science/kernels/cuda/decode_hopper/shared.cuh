@@ -1,7 +1,7 @@
 // Shared memory of the Hopper kernel for decode steps: rings of keys and values, the queries of a set, what the warpgroups
 // leave each other, and barriers.
 //
-// Macros: HEAD_DIM, VALUE_DIM, STAGES.
+// Macros: HEAD_DIM, VALUE_DIM, STAGES, CONSUMERS.
 #pragma once
 
 #include "decode/schedule.cuh"
@@ -11,7 +11,7 @@
 namespace {
 
 constexpr int kWarpgroup = 128;
-constexpr int kConsumers = 2;                             // warpgroups
+constexpr int kConsumers = CONSUMERS;                     // warpgroups
 constexpr int kConsumerThreads = kConsumers * kWarpgroup;
 constexpr int kConsumerWarps = kConsumerThreads / 32;
 constexpr int kThreads = kConsumerThreads + kWarpgroup;   // and the warp that loads, beside three that only leave registers
@@ -34,8 +34,10 @@ struct Shared {
     static constexpr uint32 VALUES = STAGES * kKeyBytes;
     static constexpr uint32 QUERIES = VALUES + STAGES * kValueBytes;
     static constexpr uint32 RESULTS = QUERIES + kQueryBytes;
-    static constexpr uint32 BARRIERS = RESULTS + kConsumers * kQuads * 32 * 16;
-    static constexpr uint32 BYTES = BARRIERS + (2 * STAGES + kSlots) * 16;
+    static constexpr uint32 GATHERED = RESULTS + kConsumers * kQuads * 32 * 16;  // see parts.cuh
+    static constexpr uint32 GATHERED_BYTES = PARTS > 1 ? kQuads * 32 * 16 + PARTS * kRows * 8 : 0;
+    static constexpr uint32 BARRIERS = GATHERED + GATHERED_BYTES;
+    static constexpr uint32 BYTES = BARRIERS + (2 * STAGES + kSlots + 1) * 16;
 
     __device__ uint32 key(int stage) const { return base + stage * kKeyBytes; }
     __device__ uint32 value(int stage) const { return base + VALUES + stage * kValueBytes; }
@@ -48,7 +50,11 @@ struct Shared {
     __device__ uint32 value_empty(int stage) const { return value_full(stage) + 8; }
     __device__ uint32 segment_full(int slot) const { return key_full(2 * STAGES + slot); }
     __device__ uint32 segment_empty(int slot) const { return segment_full(slot) + 8; }
+    __device__ uint32 gathered_full() const { return key_full(2 * STAGES + kSlots); }
+    __device__ uint32 gathered_empty() const { return gathered_full() + 8; }
 };
+
+static_assert(Shared::BYTES + 1024 <= 232448, "more shared memory than a block may have");
 
 // By one thread.
 __device__ __forceinline__ void initialise(const Shared& shared) {
@@ -62,6 +68,8 @@ __device__ __forceinline__ void initialise(const Shared& shared) {
         ptx::mbarrier_init(shared.segment_full(slot), 1);
         ptx::mbarrier_init(shared.segment_empty(slot), kConsumerWarps);
     }
+    ptx::mbarrier_init(shared.gathered_full(), 1);
+    ptx::mbarrier_init(shared.gathered_empty(), PARTS * kConsumerWarps);
     ptx::mbarrier_init_fence();
 }
 

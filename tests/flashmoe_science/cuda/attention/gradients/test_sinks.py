@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 from collections.abc import Callable
 
 import pytest
@@ -110,11 +111,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
 
 def composed(call: Call, *, double: bool = False) -> Results:
     """By the formula of PyTorch's operations."""
-    tensors = [call.grad_output, call.grad_lse, call.output, call.lse, call.sinks]
+    tensors: dict[str, Any] = {
+        name: getattr(call, name) for name in ("grad_output", "output", "lse", "sinks", "grad_lse")
+    }
     if double:
-        tensors = [None if each is None else each.double() for each in tensors]
-    made = sink_gradients._composed(*tensors, of_rows=True, of_sinks=True)  # type: ignore[arg-type]
-    return made[1:]
+        tensors = {name: None if each is None else each.double() for name, each in tensors.items()}
+    return sink_gradients._composed(**tensors, total=True, of_sinks=True)[1:]
 
 
 def assert_as_exact(call: Call, results: Results) -> None:

@@ -41,7 +41,7 @@ def call_of(shape: tuple[int, int, int, int], dtype: torch.dtype = BF16) -> dict
 
 def composed(call: dict[str, Any]) -> WithSinks:
     wide = {name: None if each is None else each.double() for name, each in call.items()}
-    return sink_gradients._composed(**wide, of_rows=True, of_sinks=True)
+    return sink_gradients._composed(**wide, total=True, of_sinks=True)
 
 
 def assert_as_composed(call: dict[str, Any], results: WithSinks) -> None:
