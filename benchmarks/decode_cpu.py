@@ -105,9 +105,11 @@ def measure(dtype: str, keys: int, rounds: int) -> dict[str, object]:
     size = caches[0].numel() * caches[0].element_size()
     rates: dict[str, list[float]] = {name: [] for name in (*calls, "reading")}
     for turn in range(rounds + 2):
-        for name in random.sample(list(rates), len(rates)):
-            # Each way meets a cache that the ways before it in this round did not.
-            number = (turn * len(rates) + list(rates).index(name)) % len(caches)
+        first = random.randrange(count)
+        for place, name in enumerate(random.sample(list(rates), len(rates))):
+            # Each way meets a cache that the ways before it in this round did not, and over the rounds all of them:
+            # some are read faster than others.
+            number = (first + place) % count
             if name == "reading":
                 rate = measure_reading(caches[number])
             else:

@@ -142,9 +142,10 @@ def flash_attention(
                         value,
                         causal=check_causal(causal),
                         softmax_scale=softmax_scale,
+                        return_lse=check_flag("return_lse", return_lse),
                         **({"recorded": True} if backend is cpu else {}),
                     )
-                    return (output, lse) if return_lse else output
+                    return output if lse is None else (output, lse)
                 more = {"repeatable": True} if backend is cpu else {}
                 output, lse = backend.forward(
                     query,

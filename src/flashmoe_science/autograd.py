@@ -21,21 +21,26 @@ def differentiable_attention(
     *,
     causal: bool,
     softmax_scale: float | None,
+    return_lse: bool = True,
     **of_forward: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The backend's output and log-sum-exp, both differentiable once by query, key and value.
 
     Kept for the backward pass: query, key, value, output and log-sum-exp.
 
     Args:
+        return_lse: if False, None takes the log-sum-exp's place: as no result, autograd keeps it in less time.
         of_forward: what else the backend's forward pass takes.
     """
-    options = backend, causal, softmax_scale, of_forward
-    output, lse = _Attention.apply(query, key, value, options)  # type: ignore[no-untyped-call]
+    options = backend, causal, softmax_scale, return_lse, of_forward
+    results: Any = _Attention.apply(query, key, value, options)  # type: ignore[no-untyped-call]
+    output, lse = results if return_lse else (results, None)
     return output, lse
 
 
-_Options = tuple[Backend, bool, float | None, dict[str, bool]]
+_Options = tuple[Backend, bool, float | None, bool, dict[str, bool]]
+_ALL = Needs(True, True, True)
+_EACH_TENSOR = (*_ALL, False)
 
 
 class _Attention(torch.autograd.Function):
@@ -46,41 +51,49 @@ class _Attention(torch.autograd.Function):
         key: torch.Tensor,
         value: torch.Tensor,
         options: _Options,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        backend, causal, softmax_scale, of_forward = options
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]:
+        backend, causal, softmax_scale, return_lse, of_forward = options
         output, lse = backend.forward(
             query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=True, **of_forward
         )
         ctx.options = options
-        ctx.save_for_backward(query, key, value, output, lse)
+        # Detached: of a result that is kept, autograd makes a new tensor for each backward pass. Changes in place are
+        # seen all the same.
+        ctx.save_for_backward(query, key, value, output.detach(), lse)
         # Else each call whose log-sum-exp is not used would fill a tensor with zeros.
         ctx.set_materialize_grads(False)
-        return output, lse
+        return (output, lse) if return_lse else output
 
     @staticmethod
     def backward(
-        ctx: Any, grad_output: torch.Tensor | None, grad_lse: torch.Tensor | None
+        ctx: Any, grad_output: torch.Tensor | None, grad_lse: torch.Tensor | None = None
     ) -> tuple[torch.Tensor | None, ...]:
         if grad_output is None and grad_lse is None:
             return None, None, None, None
         query, key, value, output, lse = ctx.saved_tensors
         if grad_output is None:
             grad_output = output.new_zeros(()).expand(output.shape)
-        arguments = (grad_output, query, key, value, output, lse, grad_lse)
-        backend, causal, softmax_scale, _ = ctx.options
-        needs = Needs(*ctx.needs_input_grad[:3])
+        tensors = (grad_output, query, key, value, output, lse, grad_lse)
+        backend, causal, softmax_scale, _, _ = ctx.options
+        # Of a small call this frame is a part that shows: what is the same each time is not made anew.
+        needed = ctx.needs_input_grad
+        needs = _ALL if needed == _EACH_TENSOR else Needs(*needed[:3])
         if is_dynamo_compiling():  # compiled autograd, of a call that was eager
-            gradients = BACKWARD(*arguments, causal, softmax_scale, tuple(needs))
-        else:
-            # Gradients are enabled under create_graph=True.
-            once: Any = _Gradients.apply if torch.is_grad_enabled() else _Gradients.forward
-            try:
-                gradients = once(*arguments, backend, causal, softmax_scale, needs)
-            except RuntimeError:
-                if not any(tensor is not None and is_batched(tensor) for tensor in (grad_output, grad_lse)):
-                    raise
-                gradients = BACKWARD(*arguments, causal, softmax_scale, tuple(needs))  # one after the other
-        return *gradients, None
+            gradients = BACKWARD(*tensors, causal, softmax_scale, tuple(needs))
+            return *gradients, None
+        try:
+            if torch.is_grad_enabled():  # under create_graph=True
+                gradients = _Gradients.apply(*tensors, backend, causal, softmax_scale, needs)  # type: ignore[no-untyped-call]
+            else:
+                gradients = backend.backward(
+                    *tensors, causal=causal, softmax_scale=softmax_scale, needs=needs
+                )
+        except RuntimeError:
+            if not any(tensor is not None and is_batched(tensor) for tensor in (grad_output, grad_lse)):
+                raise
+            gradients = BACKWARD(*tensors, causal, softmax_scale, tuple(needs))  # one after the other
+        of_query, of_key, of_value = gradients
+        return of_query, of_key, of_value, None
 
 
 class _Gradients(torch.autograd.Function):

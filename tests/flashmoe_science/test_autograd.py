@@ -34,7 +34,11 @@ def by_reference(
     causal: bool = False,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return differentiable_attention(ReferenceBackend(), query, key, value, causal=causal, softmax_scale=scale)
+    out, lse = differentiable_attention(
+        ReferenceBackend(), query, key, value, causal=causal, softmax_scale=scale
+    )
+    assert lse is not None
+    return out, lse
 
 
 def inputs(requires_grad: bool = True, **options: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -102,6 +106,18 @@ def test_create_graph_alone_is_no_second_derivative() -> None:
     plain = torch.autograd.grad(out.sum(), (query, key, value), retain_graph=True)
     graph = torch.autograd.grad(out.sum(), (query, key, value), create_graph=True)
     assert all(torch.equal(*pair) for pair in zip(plain, graph, strict=True))
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_without_the_log_sum_exp_as_a_result_gradients_have_the_same_bits(causal: bool) -> None:
+    query, key, value = inputs()
+    alone = flash_attention(query, key, value, causal=causal)
+    out, _ = flash_attention(query, key, value, causal=causal, return_lse=True)
+    assert isinstance(alone, torch.Tensor)
+    assert isinstance(out, torch.Tensor)
+    expected = torch.autograd.grad(out.square().sum(), (query, key, value))
+    gradients = torch.autograd.grad(alone.square().sum(), (query, key, value))
+    assert all(torch.equal(*pair) for pair in zip(gradients, expected, strict=True))
 
 
 @pytest.mark.parametrize("needed", ["qkv", "q", "k", "v", "qk", "kv", "qv"])
@@ -227,6 +243,16 @@ def test_a_saved_tensor_that_is_overwritten_is_noticed() -> None:
         query.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_an_output_that_was_changed_in_place_is_refused(return_lse: bool) -> None:
+    query, key, value = inputs()
+    results = flash_attention(query, key, value, return_lse=return_lse)
+    out = results[0] if isinstance(results, tuple) else results
+    loss = out.add_(1).sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_one_tensor_as_query_key_and_value() -> None:

@@ -110,9 +110,9 @@ def backward(
     if grad_lse is not None:
         tensors = (*tensors, grad_lse)
     options = causal, softmax_scale, needs, instruction_set
-    last = _thread.last
-    if len(tensors) == last.number and options == last.options and last.matches(*tensors):
-        return last.call(*tensors)
+    last_options, number, matches, call = _thread.last
+    if len(tensors) == number and options == last_options and matches(*tensors):
+        return call(*tensors)
     if query.numel() == 0 or key.numel() == 0:
         zero_query, zero_key, zero_value = (
             torch.zeros_like(tensor) if needed else None
@@ -165,7 +165,9 @@ def backward(
 def _caller(plan: _Plan, needs: Needs) -> Callable[..., Gradients]:
     """Calls by a plan, without what finds it."""
     launch, num_threads = plan.launch, torch.get_num_threads
-    layouts = [layout if needed else None for layout, needed in zip(plan.layouts, needs, strict=True)]
+    like_query, like_key, like_value = (
+        layout if needed else None for layout, needed in zip(plan.layouts, needs, strict=True)
+    )
 
     def call(
         grad_output: torch.Tensor,
@@ -176,7 +178,9 @@ def _caller(plan: _Plan, needs: Needs) -> Callable[..., Gradients]:
         lse: torch.Tensor,
         grad_lse: torch.Tensor | None = None,
     ) -> Gradients:
-        of_query, of_key, of_value = [None if layout is None else allocate(*layout) for layout in layouts]
+        of_query = None if like_query is None else allocate(*like_query)
+        of_key = None if like_key is None else allocate(*like_key)
+        of_value = None if like_value is None else allocate(*like_value)
         if launch(
             plan.address,  # of the plan: the call keeps what it reads
             query.data_ptr(),

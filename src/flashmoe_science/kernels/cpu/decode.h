@@ -11,8 +11,8 @@ namespace {
 
 struct DecodeWorkspace {
     FewHead head;
-    FewRows rows;  // of keys, then of values
-    float* sums;   // of a row space whose keys are not split
+    FewRows key, value;  // of this block
+    float* sums;         // of a row space whose keys are not split
 };
 
 size_t decode_floats(const Job& job) {
@@ -48,18 +48,19 @@ void find_queries(const Job& job, const FewHead& head, int64_t space, const char
     });
 }
 
-// Rows [first, last) of a head, and those up to `end` that are asked for meanwhile.
-void find_rows(
-    const Job& job, const char* base, ptrdiff_t row, int64_t bytes, int64_t first, int64_t last, int64_t end, FewRows& rows) {
-    rows.base = base;
+// Rows [first, last) of a head, and those up to `end` that are asked for meanwhile. Most are as those of the block before, but
+// for where they begin.
+void find_rows(const char* base, ptrdiff_t row, int64_t bytes, int64_t first, int64_t last, int64_t end, FewRows& rows) {
+    const int keys_before = rows.keys, in_window_before = rows.in_window;
+    rows.base = base + (NO_LOADS ? 0 : first * row);
     rows.head_row = 0;
     rows.heads = 1;
-    rows.keys = (int)(last - first);
-    rows.ahead = keys_ahead((int)job.rows, 1, bytes);
-    const int64_t from = NO_LOADS ? 0 : first;
-    const int there = (int)smaller<int64_t>(rows.keys + rows.ahead, end - first);
-    for (int i = 0; i < there; ++i) rows.offset[i] = (from + i) * row;
-    for (int i = there; i < rows.keys + rows.ahead; ++i) rows.offset[i] = rows.offset[there - 1];
+    divide_into_windows(rows, bytes, first, last);
+    const int most = rows.keys + rows.ahead(), there = (int)smaller<int64_t>(most, end - first);
+    if (rows.keys == keys_before && rows.in_window == in_window_before && there == most) return;
+    for (int i = 0; i < there; ++i) rows.offset[i] = i * row;
+    for (int i = there; i < most; ++i) rows.offset[i] = rows.offset[there - 1];
+    choose_asked(rows);
 }
 
 // The rows of a row space, at most R, against keys [first_key, last_key).
@@ -76,17 +77,18 @@ void attend_few(const Job& job, DecodeWorkspace& w, int64_t space, int64_t first
     const char* query[MAX_FEW_ROWS];
     find_queries<T>(job, head, space, query);
     start_few<T, R>(head, query, (int)job.rows, head_dim, head_dim);
+    w.key.keys = w.value.keys = 0;
     for (int64_t first = first_key; first < last_key; first += BLOCK_KEYS) {
         const int64_t last = smaller(first + BLOCK_KEYS, last_key);
-        find_rows(job, key, p.key_stride[2], head_dim * sizeof(T), first, last, last_key, w.rows);
-        score_few<T, R>(&head, w.rows, head_dim);
+        find_rows(key, p.key_stride[2], head_dim * sizeof(T), first, last, last_key, w.key);
+        score_few<T, R>(&head, w.key, head_dim);
         for (int r = 0; r < (int)job.rows; ++r) {
-            for (int k = w.rows.keys; k < up_to_multiple(w.rows.keys, W); ++k)
+            for (int k = w.key.keys; k < up_to_multiple(w.key.keys, W); ++k)
                 head.scores[r * BLOCK_KEYS + k] = -__builtin_inff();
-            weigh_few_row<PAIRS>(head, r, w.rows.keys, job.scale);
+            weigh_few_row<PAIRS>(head, r, w.key.keys, job.scale);
         }
-        find_rows(job, value, p.value_stride[2], head_dim * sizeof(T), first, last, last_key, w.rows);
-        add_values_few<T, R, PAIRS>(&head, w.rows, head_dim);
+        find_rows(value, p.value_stride[2], head_dim * sizeof(T), first, last, last_key, w.value);
+        add_values_few<T, R, PAIRS>(&head, w.value, head_dim);
     }
 }
 

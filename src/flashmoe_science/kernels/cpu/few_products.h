@@ -1,8 +1,8 @@
 // Products of a few query rows with rows of keys and values, wherever those lie: lanes lie along the head dimension, so that a
 // row is read and widened once for all query rows, and nothing is copied.
 //
-// Memory is read in the order in which most caches hold it: a key's rows of all heads of a task, then the next key's. Each line
-// is asked for so long before it is read as the products of fetch_ahead_bytes take.
+// Memory is read about in the order in which most caches hold it: rows of all heads of a task for a few keys, then for the next
+// ones. What is asked for meanwhile is a window ahead, and in another order: see FETCH_STREAMS.
 #pragma once
 
 #include "fetch.h"
@@ -18,9 +18,14 @@ constexpr int FEW_SUMS = W == 16 ? 16 : 8;
 // written, and in so many rows at once memory is read. The same where elements are multiplied in several passes.
 constexpr int FEW_VALUES_AT_ONCE = 4;
 
-// In vectors of 16, products of one row keep memory's pace; others come in bursts.
-constexpr int fetch_ahead_bytes(int rows) { return W == 16 && rows == 1 ? 4096 : 8192; }
-constexpr int MAX_FETCH_AHEAD = 64;
+// A processor fetches ahead by itself to the end of a page of memory and no further. So rows of several pages are asked for by
+// turns: when one page begins, and its first lines are waited for, lines of the others are under way.
+constexpr int MEMORY_PAGE = 4096;
+constexpr int FETCH_STREAMS = 4;
+// Bytes of a window. The rows of the next one are asked for while those of one are multiplied.
+constexpr int FETCH_WINDOW_BYTES = FETCH_STREAMS * MEMORY_PAGE;
+constexpr int MAX_FETCH_WINDOW = 128;
+constexpr int MAX_FETCH_AHEAD = 2 * MAX_FETCH_WINDOW;
 
 // A row's elements in scratch memory, and its sums.
 constexpr int few_dimension(int64_t of) { return up_to_multiple(of, 2 * W); }
@@ -30,16 +35,40 @@ struct FewRows {
     const char* base;    // of the first head
     ptrdiff_t head_row;  // from head to head
     int heads, keys;
-    int ahead;           // how many keys before it is read a row is asked for
-    ptrdiff_t offset[BLOCK_KEYS + MAX_FETCH_AHEAD];  // of keys; and of `ahead` more, which need not exist
+    int window;          // keys of a window of this block's; a power of two
+    int in_window;       // where in its window the block begins
+    ptrdiff_t offset[BLOCK_KEYS + MAX_FETCH_AHEAD];  // of keys; and of those to the next window's end, which need not exist
+    ptrdiff_t asked[BLOCK_KEYS];                     // of what is asked for when a key is read
 
     const char* of_head(int head) const { return base + head * head_row; }
+    // Then these are read by turns, key after key, and lie in as many pages.
+    bool heads_apart() const { return heads > 1 && head_row >= MEMORY_PAGE; }
+    // How many keys more than its own a block may ask for.
+    int ahead() const { return up_to_multiple(keys + in_window, window) - in_window + window - keys; }
 };
 
-// That many keys with a row of `row_bytes` for each head, so many that values that are multiplied together have all been asked for.
-int keys_ahead(int query_rows, int heads, int64_t row_bytes) {
-    const int64_t keys = fetch_ahead_bytes(query_rows) / (heads * row_bytes);
-    return (int)smaller<int64_t>(MAX_FETCH_AHEAD, larger<int64_t>(FEW_VALUES_AT_ONCE, keys));
+// The windows of a block of a part's keys [first, last).
+void divide_into_windows(FewRows& rows, int64_t row_bytes, int64_t first, int64_t last) {
+    rows.keys = (int)(last - first);
+    rows.window = FETCH_STREAMS;
+    while (rows.window < MAX_FETCH_WINDOW && 2 * rows.window * rows.heads * row_bytes <= FETCH_WINDOW_BYTES) rows.window *= 2;
+    rows.in_window = (int)(first & (rows.window - 1)) / FETCH_STREAMS * FETCH_STREAMS;
+}
+
+// What is asked for, from the offsets.
+void choose_asked(FewRows& rows) {
+    const int streams = rows.heads_apart() ? 1 : FETCH_STREAMS, run = rows.window / streams;
+    for (int done = 0, in_window = rows.in_window; done < rows.keys; in_window = 0) {
+        const int here = smaller(rows.window - in_window, BLOCK_KEYS - done);
+        const ptrdiff_t* const next = rows.offset + done - in_window + rows.window + in_window / streams;
+        ptrdiff_t* const asked = rows.asked + done;
+        if (streams == FETCH_STREAMS)
+            for (int i = 0; i < here / FETCH_STREAMS; ++i)
+                for (int stream = 0; stream < FETCH_STREAMS; ++stream) asked[i * FETCH_STREAMS + stream] = next[i + stream * run];
+        else
+            memcpy(asked, next, here * sizeof *asked);
+        done += here;
+    }
 }
 
 // Calls step(d, count, its number in a line) for all elements of a row, STEP at a time and the rest at the end, and fetch(d) for
@@ -136,7 +165,8 @@ struct FewHead {
     bool strange;                // this block has hidden keys, and values that are not all finite
 };
 
-// See score_few. One or two rows: keys' rows one after another, in the order of memory.
+// See score_few. One or two rows: keys' rows one after another, a few keys of a head and then of the next one, so that pages take
+// turns in what is asked for.
 template <class T, int R>
 INLINE void score_rows_in_order(const FewHead* head, const FewRows& rows, int head_dim) {
     typedef FewKeys<T> Keys;
@@ -144,7 +174,8 @@ INLINE void score_rows_in_order(const FewHead* head, const FewRows& rows, int he
     // In short vectors a sum has so many terms that it would be less exact than PyTorch's.
     constexpr int CHAINS = W < 8 ? 4 : 1;
     const int query_row = few_dimension(head_dim);
-    int k = 0, h = 0;
+    const int together = rows.heads_apart() ? 1 : FETCH_STREAMS;
+    int k = 0, h = 0, begin = 0;
     for (int left = rows.keys * rows.heads; left > 0; left -= AT_ONCE) {
         F x[W];
         float* to[AT_ONCE];
@@ -168,7 +199,7 @@ INLINE void score_rows_in_order(const FewHead* head, const FewRows& rows, int he
                         sum[number % CHAINS][r] = Keys::accumulate(
                             sum[number % CHAINS][r], element[v], load(query + r * query_row + Keys::place(d, v)));
             };
-            const char* const ahead = of_head + rows.offset[k + rows.ahead];
+            const char* const ahead = of_head + rows.asked[k];
             for_elements<T, Keys::STEP>(head_dim, [&](int d) __attribute__((always_inline)) {
                 fetch_line(ahead + d * sizeof(T));
             }, step);
@@ -180,7 +211,9 @@ INLINE void score_rows_in_order(const FewHead* head, const FewRows& rows, int he
             to[i] = head[h].scores + k;
             // The last ones fill up the vector.
             if (i + 1 >= left) continue;
-            if (++h == rows.heads) h = 0, ++k;
+            if (++k < smaller(begin + together, rows.keys)) continue;
+            if (++h == rows.heads) h = 0, begin = k;
+            k = begin;
         }
         float total[W];
         store(total, sum_lanes(x));
@@ -206,7 +239,7 @@ INLINE void score_keys_together(const FewHead* head, const FewRows& rows, int he
 #pragma GCC unroll 4
             for (int i = 0; i < AT_ONCE; ++i) {
                 row[i] = (const T*)(of_head + rows.offset[smaller(k + i, rows.keys - 1)]);
-                ahead[i] = of_head + rows.offset[smaller(k + i, rows.keys - 1) + rows.ahead];
+                ahead[i] = of_head + rows.asked[smaller(k + i, rows.keys - 1)];
             }
 #pragma GCC unroll 16
             for (int i = 0; i < W; ++i) x[i] = set1(0.0f);
@@ -296,7 +329,7 @@ INLINE void add_few(
     load_few_sums<R, C>(span, head.block + row * out_row + d, out_row, sum);
     const float* const weights = head.scores + row * BLOCK_KEYS;
     const char* const base = of_head + d * sizeof(T);
-    const ptrdiff_t *offset = rows.offset + span.first, *ahead = offset + rows.ahead;
+    const ptrdiff_t *offset = rows.offset + span.first, *ahead = rows.asked + span.first;
     // Where several calls share a line, or several of rows a key, the first asks for it.
     const bool asks = row == 0 && (BYTES >= CACHE_LINE || d * sizeof(T) % CACHE_LINE == 0);
     for (int k = span.first; k < span.last; ++k) {
@@ -329,7 +362,7 @@ INLINE void add_few_pairs(
     load_few_sums<R, C>(span, head.block + row * out_row + d, out_row, sum);
     const float* const weights = head.scores + row * BLOCK_KEYS;
     const char* const base = of_head + d * sizeof(BFloat16);
-    const ptrdiff_t *offset = rows.offset + span.first, *ahead = offset + rows.ahead;
+    const ptrdiff_t *offset = rows.offset + span.first, *ahead = rows.asked + span.first;
     const auto add_keys = [&](int k, bool both) __attribute__((always_inline)) {
         const BFloat16* const low = (const BFloat16*)(base + offset[0]);
         const BFloat16* const high = (const BFloat16*)(base + offset[both]);

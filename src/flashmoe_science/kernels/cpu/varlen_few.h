@@ -37,19 +37,19 @@ void find_rows(
     rows.base = base + head * stride[2];
     rows.head_row = stride[2];
     rows.heads = heads;
-    rows.keys = (int)(last - first);
-    rows.ahead = keys_ahead((int)space_rows(p, sequence), heads, bytes);
+    divide_into_windows(rows, bytes, first, last);
     ptrdiff_t* offset = rows.offset;
-    ptrdiff_t* const behind = offset + rows.keys + rows.ahead;
+    ptrdiff_t* const behind = offset + rows.keys + rows.ahead();
     int64_t page = sequence.pages ? first / p.page_size : 0;
     int64_t row = sequence.pages ? first % p.page_size : sequence.first_key + first;
-    for (last = smaller(last + rows.ahead, end); first < last; row = 0, ++page) {
+    for (last = smaller(last + rows.ahead(), end); first < last; row = 0, ++page) {
         const int64_t left = sequence.pages ? smaller(last - first, p.page_size - row) : last - first;
         const ptrdiff_t start = sequence.pages ? sequence.pages[page] * stride[0] : 0;
         for (int64_t i = row; i < row + left; ++i) *offset++ = start + i * stride[1];
         first += left;
     }
     for (; offset < behind; ++offset) *offset = offset[-1];
+    choose_asked(rows);
 }
 
 // Keys of a block that a row sees: [low, high), and of those from `tree` on what its tree shows.

@@ -53,9 +53,10 @@ int check_lengths(const VarlenProblem& p, VarlenCall& call) {
     return SUCCESS;
 }
 
-// Key/value heads of a task with few rows, at most; as many as have rows that are so long together.
+// Key/value heads of a task with few rows, at most; as many as have rows that are so long together. That is a page of memory: of
+// half a page, the other half is read by another task, and both wait for the page.
 constexpr int MAX_FEW_HEADS = 16;
-constexpr int64_t FEW_HEADS_BYTES = 2048;
+constexpr int64_t FEW_HEADS_BYTES = MEMORY_PAGE;
 
 // Floats that sums of parts may take: 256 MiB. With split_keys there can be any number of parts.
 constexpr int64_t MOST_PART_SUMS = 1 << 26;
