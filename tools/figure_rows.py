@@ -9,6 +9,7 @@ from figure_gradient_rows import (
     beside_flash_attention_3,
     training_steps,
 )
+from figure_gradients import fastest_over_ours
 from figure_lab_rows import LAB
 from figure_readers import (
     against,
@@ -154,6 +155,15 @@ TABLES: dict[str, tuple[Row, ...]] = {
             )
             for way, name in DECODE_WAYS.items()
         ),
+        *(
+            Row(
+                f"the same there, since rows of several pages of memory are asked for by turns, {name}",
+                "cpu-amx-decode-by-turns",
+                tuple(Bound(dtype, 0.8, share, at_least=True) for dtype in ("fp16", "bf16", "fp32")),
+                fields(*(decode_share("*", dtype, way) for dtype in ("fp16", "bf16", "fp32"))),
+            )
+            for way, name in DECODE_WAYS.items()
+        ),
         Row(
             "gradients on two cores of a Zen 3, the 24 cells of the suite `backward-cpu` (fp32 and bf16)",
             "cpu-zen3-backward",
@@ -169,6 +179,12 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row(
             "the same there once more, since rows of few keys take Δ from their weights",
             "cpu-amx-backward-again",
+            (mean(1.5), least(1.0)),
+            mean_and_least(24),
+        ),
+        Row(
+            "the same there, since small calls take less of the host's time",
+            "cpu-amx-backward-small-calls",
             (mean(1.5), least(1.0)),
             mean_and_least(24),
         ),
@@ -280,6 +296,13 @@ TABLES: dict[str, tuple[Row, ...]] = {
             ),
         ),
         *beside_flash_attention_3(PEERS),
+        Row(
+            "gradients of 512 keys at head dim 64 without a mask, by the kernel for short sequences, against the "
+            "fastest of cuDNN, FlashAttention-2 and -4, GPU time; the causal ones were not timed",
+            "h200-backward-short-raced",
+            (Bound("", 1.15, ratio, at_least=True),),
+            fastest_over_ours("d64-full-512"),
+        ),
         Row(
             "portable kernels of gradients against PyTorch's FlashAttention-2, head dims 64 and 128, 24 cells, GPU "
             "time",

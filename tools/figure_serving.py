@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,5 +153,32 @@ def host_us(call: str, way: str) -> Number:
     def read(folder: Path) -> float:
         turns = json.loads((folder / "host.json").read_text(encoding="utf-8"))["turns"]
         return statistics.median(turn["us"][call]["least"] for turn in turns if turn["way"] == way)
+
+    return read
+
+
+def several_over_one(*cells: tuple[Sequence[str], str, str]) -> Number:
+    """Most over cells of `kernels.json`: keys to a section, and the calls of several query tokens and of one."""
+
+    def read(folder: Path) -> float:
+        sections = json.loads((folder / "kernels.json").read_text(encoding="utf-8"))
+        most = 0.0
+        for keys, several, one in cells:
+            section = functools.reduce(lambda part, key: part[key], keys, sections)
+            most = max(most, section[several]["hopper"] / section[one]["hopper"])
+        return most
+
+    return read
+
+
+def least_rate_of_one(*cells: tuple[int, int]) -> Number:
+    """TB/s: of so many sequences of so many keys, one token each, 8 key heads of dim 128 in 16 bits."""
+
+    def read(folder: Path) -> float:
+        section = json.loads((folder / "kernels.json").read_text(encoding="utf-8"))["stages"]["4"]
+        return min(
+            sequences * keys * 4096 / section[f"{sequences}x{keys >> 10}k, 1 token"]["hopper"] * 1e-6
+            for sequences, keys in cells
+        )
 
     return read

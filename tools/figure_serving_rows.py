@@ -10,6 +10,7 @@ from figure_serving import (
     least_alone,
     least_of,
     least_rate,
+    least_rate_of_one,
     mean_of,
     most_at_best,
     most_at_one,
@@ -17,12 +18,14 @@ from figure_serving import (
     most_of_queries,
     most_over_dense,
     most_us_alone,
+    several_over_one,
     share_of_peak,
 )
 
 OURS = "pages of 64"
 RACED = "h200-serving-again"
 """All ways of a kind in one run."""
+GROUPS_OF_8 = ("4 stages, 64 heads over 8",)
 
 SERVING: tuple[Row, ...] = (
     Row(
@@ -100,6 +103,28 @@ SERVING: tuple[Row, ...] = (
         fields(most_of_queries("4"), most_of_queries("8")),
     ),
     Row(
+        "16 and 32 packed rows (2 tokens of 8 heads a key, 8 tokens of 4) of each of 1, 8 and 64 sequences of 8k keys "
+        "over one token, by the Hopper kernel for decode steps, not raced beside others",
+        "h200-decode-hopper",
+        (Bound("16", 1.12, ratio), Bound("32", 1.25, ratio)),
+        fields(
+            several_over_one(
+                *((GROUPS_OF_8, f"{count}x8k, 2 tokens", f"{count}x8k, 1 token") for count in (1, 8, 64))
+            ),
+            several_over_one(
+                (("stages", "4"), "1x8k, 8 tokens", "1x8k, 1 token"),
+                (("clusters", "two"), "8x8k, 8 tokens", "8x8k, 1 token"),
+                (("stages", "4"), "64x8k, 8 tokens", "64x8k, 1 token"),
+            ),
+        ),
+    ),
+    Row(
+        "one token of 8 sequences of 32k and of 64 of 8k and 32k by that kernel, pages of 64: rate",
+        "h200-decode-hopper",
+        (Bound("least", 4.2, unit("TB/s"), at_least=True),),
+        fields(least_rate_of_one((8, 32768), (64, 8192), (64, 32768))),
+    ),
+    Row(
         "prompts at D=128, packed and in pages of 64: dense time over theirs, and packed against FlashAttention-3; "
         "the least of six batches",
         RACED,
@@ -138,7 +163,7 @@ SERVING: tuple[Row, ...] = (
     ),
     Row(
         "host time of a layer's call, eager: made in Python, and by the function of C",
-        "h200-serving",
+        "h200-serving-host",
         (Bound("Python", 6, unit("µs")), Bound("C", 6, unit("µs"))),
         fields(host_us("attention_varlen", "python"), host_us("attention_varlen", "native")),
     ),
