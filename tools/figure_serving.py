@@ -171,14 +171,18 @@ def several_over_one(*cells: tuple[Sequence[str], str, str]) -> Number:
     return read
 
 
-def least_rate_of_one(*cells: tuple[int, int]) -> Number:
-    """TB/s: of so many sequences of so many keys, one token each, 8 key heads of dim 128 in 16 bits."""
+def least_rate_of_one(*cells: tuple[Sequence[str], int, int]) -> Number:
+    """TB/s of cells of `kernels.json`: keys to a section, and so many sequences of so many keys, one token each, 8 key
+    heads of dim 128 in 16 bits.
+    """
 
     def read(folder: Path) -> float:
-        section = json.loads((folder / "kernels.json").read_text(encoding="utf-8"))["stages"]["4"]
-        return min(
-            sequences * keys * 4096 / section[f"{sequences}x{keys >> 10}k, 1 token"]["hopper"] * 1e-6
-            for sequences, keys in cells
-        )
+        sections = json.loads((folder / "kernels.json").read_text(encoding="utf-8"))
+        rates = []
+        for keys, sequences, length in cells:
+            section = functools.reduce(lambda part, key: part[key], keys, sections)
+            us = section[f"{sequences}x{length >> 10}k, 1 token"]["hopper"]
+            rates.append(sequences * length * 4096 / us * 1e-6)
+        return min(rates)
 
     return read

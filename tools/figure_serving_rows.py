@@ -122,7 +122,13 @@ SERVING: tuple[Row, ...] = (
         "one token of 8 sequences of 32k and of 64 of 8k and 32k by that kernel, pages of 64: rate",
         "h200-decode-hopper",
         (Bound("least", 4.2, unit("TB/s"), at_least=True),),
-        fields(least_rate_of_one((8, 32768), (64, 8192), (64, 32768))),
+        fields(
+            least_rate_of_one(
+                (("clusters", "two"), 8, 32768),
+                (("stages", "4"), 64, 8192),
+                (("stages", "4"), 64, 32768),
+            )
+        ),
     ),
     Row(
         "prompts at D=128, packed and in pages of 64: dense time over theirs, and packed against FlashAttention-3; "

@@ -30,9 +30,9 @@ SHORT = 2048
 """Keys up to which it pays that a cluster has a set of rows, though multiprocessors are left out: 1.3 times as fast at
 1,024 keys of one sequence, 0.95 at 8,192.
 """
-_FEW = 128
+FEW = 128
 """Keys of which one block has enough: 8 tiles are read at once, and a cluster takes 0.6 us longer."""
-_LENGTHS = range(_FEW + 1), range(_FEW + 1, SHORT + 1), range(SHORT + 1, 1 << 31)
+_LENGTHS = range(FEW + 1), range(FEW + 1, SHORT + 1), range(SHORT + 1, 1 << 31)
 _TEAMS = (4, 2)
 """Blocks of a team: with 4, 1.4 to 3 % less time for 0.5 GB of keys and more, and as much with 8 or for fewer keys."""
 MOST_ARRIVALS = 1 << 12
@@ -145,7 +145,7 @@ class DecodeConfiguration:
 
 def lengths_like(max_seqlen_k: int) -> range:
     """The bounds on keys with which calls that are otherwise alike have the same configuration."""
-    return next(lengths for lengths in _LENGTHS if max_seqlen_k in lengths)
+    return next((lengths for lengths in _LENGTHS if max_seqlen_k in lengths), _LENGTHS[-1])
 
 
 def cluster_for(architecture: str, sets: int, most_keys: int, multiprocessors: int) -> int:
@@ -159,7 +159,7 @@ def cluster_for(architecture: str, sets: int, most_keys: int, multiprocessors: i
         return 1
     if 4 * sets > multiprocessors:
         return 2
-    if not _FEW < most_keys <= SHORT:
+    if not FEW < most_keys <= SHORT:
         return 1
     return next((cluster for cluster in _CLUSTERS if sets * cluster <= multiprocessors), 2)
 

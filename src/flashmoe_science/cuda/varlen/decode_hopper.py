@@ -31,7 +31,7 @@ from flashmoe_science.varlen.problem import Problem, Repeat, Repeatable, Run, Si
 
 MAPS_BYTES = 2 * MAP_BYTES
 _FEW_ROWS = 8
-"""Packed rows up to which the other kernel's clusters of two are faster."""
+"""Packed rows up to which the other kernel's clusters of two are faster over short keys, and it over the shortest."""
 _BUILT_AHEAD = 128
 """Head dimension."""
 _SMALL_DIM = 64
@@ -75,13 +75,13 @@ def is_faster(problem: Problem, sizes: Sizes, device: Device) -> bool:
     rows = sizes.max_seqlen_q * (problem.num_heads // problem.num_kv_heads)
     seen = problem.window_left + sizes.max_seqlen_q if problem.window_left >= 0 else sizes.max_seqlen_k
     most_keys = min(seen, sizes.max_seqlen_k)
-    most_rows = _FEW_ROWS_OF_SMALL_DIM if max(problem.head_dim, problem.value_dim) <= _SMALL_DIM else 0
-    if most_keys <= decode_configs.SHORT:
-        if 4 * sets <= multiprocessors:
-            return False
-        if 2 * sets <= multiprocessors:
-            most_rows = max(most_rows, _FEW_ROWS)
-    return rows > most_rows
+    is_small = max(problem.head_dim, problem.value_dim) <= _SMALL_DIM
+    has_clusters = most_keys <= decode_configs.SHORT and 2 * sets <= multiprocessors
+    if has_clusters and (is_small or 4 * sets <= multiprocessors):
+        return False
+    if is_small:
+        return rows > _FEW_ROWS_OF_SMALL_DIM
+    return rows > _FEW_ROWS or not (has_clusters or most_keys <= decode_configs.FEW)
 
 
 def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeHopperConfiguration:
@@ -155,7 +155,8 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
     own, index = _OfThread(), device.index
     # The fewest queries of the bucket stand for all: where the compiler spills, another kernel is to take the calls.
     usual = kernel(configuration_for(problem, Sizes(1, (most_queries + 1) // 2, 1), device), problem.dtype)
-    load(usual, index, is_capturing())
+    if not is_capturing():
+        load(usual, index, False)
     write = decode.call_writer(problem)
 
     def key_of(sizes: Sizes) -> tuple[int, int]:

@@ -234,6 +234,7 @@ extern "C" __global__ void CLUSTER_SHAPE __launch_bounds__(kThreads, 1)
         initialise(shared);
     }
 #if PARTS > 1
+    __syncwarp();
     cluster::announce();  // that the barriers are there
 #endif
 #if DEPENDENT

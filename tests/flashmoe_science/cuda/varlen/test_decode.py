@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -206,6 +207,13 @@ def test_the_largest_kernels_compile_without_spills(architecture: str) -> None:
             continue  # 12 bytes; the kernel is taken all the same
         chosen = configs.configuration(architecture, dim, dim, rows, pages, score_changes)
         compile_kernel(decode.kernel(chosen, dtype, architecture))
+
+
+def test_bounds_on_keys_of_every_size_are_like_some() -> None:
+    for most in (0, 128, 129, 2048, 2049, 1 << 31, sys.maxsize):
+        lengths = configs.lengths_like(most)
+        assert most in lengths or most >= 1 << 31
+        assert lengths.start <= most
 
 
 def test_what_it_cannot_do_is_said() -> None:

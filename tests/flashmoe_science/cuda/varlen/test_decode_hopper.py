@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from emulated import NEEDS_COMPILER
-from emulated_decode import inputs_of, options
+from emulated_decode import inputs_of, options, run_on_cpu
 from emulated_decode_hopper import attend
 from emulated_launches import EmulatedMap
 from hypothesis import HealthCheck, given, settings
@@ -103,6 +106,40 @@ def test_a_cluster_goes_through_a_segment_together(
     for queries, keys in ((2, (900, 700)), (1, (3000, 20, 64)), (8, (1, 2, 65, 8, 500))):
         shape = Shape((queries,) * len(keys), keys, 8, 2, 64, 64, torch.bfloat16)
         assert_right(shape, paged(shape, 16), monkeypatch, grid, parts=parts)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("kernel", ["decode", "decode_hopper"])
+def test_a_query_at_a_multiple_of_4_gib(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of its address is zero."""
+    shape = Shape((2,), (300,), 4, 2, 128, 128, torch.bfloat16)
+    call = paged(shape, 16)
+    with mapped_at(0x5000_0000_0000, call["query"]) as query:
+        moved = {**call, "query": query}
+        most = tuple(bounds(shape).values())
+        if kernel == "decode":
+            result = run_on_cpu(moved, options(), most)
+        else:
+            result = attend(moved, options(), most, monkeypatch)
+        assert_as_exact_as_pytorch(*result, call, **bounds(shape))
+
+
+@contextmanager
+def mapped_at(address: int, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A copy in memory that begins there."""
+    size = tensor.numel() * tensor.element_size()
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    if libc.mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != address:
+        pytest.skip("the system has other memory there")
+    try:
+        memory = (ctypes.c_char * size).from_address(address)
+        yield torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
+    finally:
+        libc.munmap(address, size)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -55,6 +55,8 @@ struct Gathered {
             if (segment.slot == kWhole) write(p, segment, lane, index, merged, total);
             else leave(p, segment, segment.slot, lane, index, merged, total);
         }
+        // What was read is used by now. That a peer's later post comes after the reads is no rule of the memory model: the arrival
+        // orders no memory among blocks, and a release at the cluster's scope would be a fence of all of it.
         __syncwarp();
         if (lane < PARTS) ptx::mbarrier_arrive_at(ptx::in_block(shared.gathered_empty(), lane));
     }
