@@ -106,10 +106,10 @@ def measure(dtype: str, keys: int, rounds: int) -> dict[str, object]:
     rates: dict[str, list[float]] = {name: [] for name in (*calls, "reading")}
     for turn in range(rounds + 2):
         first = random.randrange(count)
-        for place, name in enumerate(random.sample(list(rates), len(rates))):
+        for turn_of_way, name in enumerate(random.sample(list(rates), len(rates))):
             # Each way meets a cache that the ways before it in this round did not, and over the rounds all of them:
             # some are read faster than others.
-            number = (first + place) % count
+            number = (first + turn_of_way) % count
             if name == "reading":
                 rate = measure_reading(caches[number])
             else:

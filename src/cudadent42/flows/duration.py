@@ -35,6 +35,9 @@ _UNIT_S = 0.25
 """Of one verification, whatever its size."""
 _CALIBRATION_BLOCKS = 5
 """What a case costs before its first block, in blocks."""
+_COMPILED_FOR_EACH_CASE = "flash_attn_cute"
+_COMPILE_S = 5.0
+"""Of one case by that implementation, which compiles for each."""
 _AROUND_S = 120.0
 """Everything else: imports, preflight, compiling every kernel anew, the report."""
 
@@ -43,7 +46,8 @@ def estimate_s(plan: Plan) -> float:
     """Seconds that ``cudadent42 run`` takes for the plan, preflight to report, on a machine that is ready."""
     pace = _CPU if plan.device == "cpu" else _CUDA
     verifying = sum(_UNIT_S + unit.case.flops / pace.reference_flops for unit in units(plan))
-    return _AROUND_S + verifying + _bench_s(plan, pace)
+    compiling = _COMPILE_S * len(plan.cases) if _COMPILED_FOR_EACH_CASE in plan.implementations else 0.0
+    return _AROUND_S + compiling + verifying + _bench_s(plan, pace)
 
 
 def _bench_s(plan: Plan, pace: _Pace) -> float:

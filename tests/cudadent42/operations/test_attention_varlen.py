@@ -389,7 +389,10 @@ def test_its_kernels_are_built_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wgmma, "nvrtc_version", lambda: (13, 0))
     kernels = definition("attention_varlen").cuda_kernels(["sm_80", "sm_90a"])
     functions = {kernel.function for kernel in kernels}
-    assert functions == {"attention_varlen", "attention_decode", "attention_hopper_varlen", "paged_append"}
+    assert functions == {
+        *("attention_varlen", "attention_decode", "attention_decode_hopper", "attention_hopper_varlen"),
+        "paged_append",
+    }
     case = replace(CASE, dtype="bf16", head_dim=128, page_size=16)
     needed = definition("attention_varlen").needed(kernels, [case])
     assert {kernel.function for kernel in needed} == functions - {"paged_append"}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _ELEMENT_BF16 = {"bf16": 1, "fp16": 0}
 """The CUDA kernels' macro for the dtypes that they take."""
-_FUNCTIONS = ("attention_decode", "attention_hopper_varlen", "attention_varlen")
+_FUNCTIONS = ("attention_decode", "attention_decode_hopper", "attention_hopper_varlen", "attention_varlen")
 
 
 def _parse_case(table: Table, name: str, dtype: str) -> VarlenCase:
@@ -173,17 +173,21 @@ def _cuda_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
 
 def _needed(kernels: Sequence[CudaKernel], cases: Sequence[VarlenCase]) -> list[CudaKernel]:
     """Those of a case's dtype and head dim, for packed keys or pages. None is built ahead for a cache of FP8."""
+    from flashmoe_science.configs.attention.decode_hopper import box_rows
+
     taken = {
-        (case.head_dim, _ELEMENT_BF16[case.dtype], int(case.page_size > 0))
+        (case.head_dim, _ELEMENT_BF16[case.dtype], case.page_size)
         for case in cases
         if case.dtype in _ELEMENT_BF16 and not case.fp8_scales
     }
 
     def fits(macros: Mapping[str, int]) -> bool:
+        box = macros.get("BOX_ROWS")
         return any(
             (macros["HEAD_DIM"], macros["ELEMENT_BF16"]) == (head_dim, bf16)
-            and macros.get("PAGED", paged) == paged
-            for head_dim, bf16, paged in taken
+            and macros.get("PAGED", int(page_size > 0)) == int(page_size > 0)
+            and (box is None or (page_size > 0 and box == box_rows(page_size)))
+            for head_dim, bf16, page_size in taken
         )
 
     return [kernel for kernel in kernels if kernel.function in _FUNCTIONS and fits(kernel.macros)]
