@@ -12,7 +12,7 @@ from emulated import compile_clusters, compile_emulation
 from varlen_cases import Call
 
 from flashmoe_science.configs.attention.decode import DecodeConfiguration
-from flashmoe_science.cuda.varlen import decode, decode_workspace
+from flashmoe_science.cuda.varlen import decode, decode_calls, decode_workspace
 from flashmoe_science.varlen.arguments import Inputs, Options, check, check_sizes
 from flashmoe_science.varlen.problem import Tensors
 from problems import H200
@@ -57,8 +57,8 @@ def run_on_cpu(
         counters = decode_workspace.arrival_counters(grid, configuration)
         memory = torch.full((size // 4,), torch.nan), torch.zeros(counters, dtype=torch.int32)
     workspace, arrivals = memory
-    buffer = ctypes.create_string_buffer(decode.ARGUMENT_BYTES)
-    decode.write_plan(buffer, problem, grid, team)
+    buffer = ctypes.create_string_buffer(decode_calls.ARGUMENT_BYTES)
+    decode_calls.write_plan(buffer, problem, grid, team)
     tensors = Tensors(
         call["query"],
         call["key"],
@@ -67,7 +67,7 @@ def run_on_cpu(
         lse,
         *(call.get(n) for n in Tensors._fields[5:]),  # type: ignore[arg-type]
     )
-    decode.call_writer(problem)(buffer, tensors, checked, workspace.data_ptr(), arrivals.data_ptr())
+    decode_calls.call_writer(problem)(buffer, tensors, checked, workspace.data_ptr(), arrivals.data_ptr())
     library(configuration, problem.dtype).run(buffer, grid, *((1, 1, 0) if configuration.cluster > 1 else ()))
     assert not arrivals.any(), "counters are zero after a launch"
     return output, lse

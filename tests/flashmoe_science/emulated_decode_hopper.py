@@ -14,7 +14,8 @@ from emulated_launches import EmulatedMap
 from varlen_cases import Call
 
 from flashmoe_science.configs.attention.decode_hopper import DecodeHopperConfiguration
-from flashmoe_science.cuda.varlen import decode, decode_hopper, decode_workspace
+from flashmoe_science.cuda.varlen import decode_calls, decode_hopper, decode_workspace, key_maps
+from flashmoe_science.cuda.varlen.key_maps import KeyMaps
 from flashmoe_science.varlen.arguments import Options, check, check_sizes
 from flashmoe_science.varlen.problem import Tensors
 from problems import H200
@@ -39,7 +40,7 @@ def attend(
     Args:
         grid: blocks, or clusters of ``parts`` blocks.
     """
-    monkeypatch.setattr(decode_hopper, "TensorMap", EmulatedMap)
+    monkeypatch.setattr(key_maps, "TensorMap", EmulatedMap)
     inputs = inputs_of(call)
     problem = check(inputs, options)
     checked = check_sizes(inputs, *sizes)
@@ -54,11 +55,11 @@ def attend(
     start = -ctypes.addressof(storage) % 64
     buffer = (ctypes.c_char * decode_hopper.ARGUMENT_BYTES).from_buffer(storage, start)
     arguments = decode_hopper.arguments_of(buffer)
-    decode.write_plan(arguments, problem, grid, team)
+    decode_calls.write_plan(arguments, problem, grid, team)
     given = (call.get(name) for name in Tensors._fields[5:])
     tensors = Tensors(call["query"], call["key"], call["value"], output, lse, *given)  # type: ignore[arg-type]
-    decode.call_writer(problem)(arguments, tensors, checked, workspace.data_ptr(), arrivals.data_ptr())
-    decode_hopper.TensorMaps(buffer, problem, configuration).describe(tensors)
+    decode_calls.call_writer(problem)(arguments, tensors, checked, workspace.data_ptr(), arrivals.data_ptr())
+    KeyMaps(buffer, 0, problem, configuration.box_rows, read_once=True).describe(tensors)
     library(configuration, problem.dtype).run(buffer, grid * parts)
     assert not arrivals.any(), "counters are zero after a launch"
     return output, lse

@@ -15,7 +15,7 @@ from emulated_varlen import inputs_of, problem_of
 
 from flashmoe_science.configs.attention import hopper_varlen as configs
 from flashmoe_science.configs.attention.hopper_varlen import Extent, HopperVarlenConfiguration
-from flashmoe_science.cuda.varlen import hopper
+from flashmoe_science.cuda.varlen import hopper, key_maps
 from flashmoe_science.varlen.arguments import check_sizes
 from flashmoe_science.varlen.problem import Problem, Tensors
 
@@ -38,7 +38,8 @@ def attend(
         wide: in the tile for long sequences, where there is another.
         section_mib: in place of the configuration's.
     """
-    monkeypatch.setattr(hopper, "TensorMap", EmulatedMap)
+    for module in (hopper, key_maps):
+        monkeypatch.setattr(module, "TensorMap", EmulatedMap)
     bounds = options.pop("max_seqlen_q"), options.pop("max_seqlen_k")
     problem = problem_of(call, **options)
     sizes = check_sizes(inputs_of(call), *bounds)

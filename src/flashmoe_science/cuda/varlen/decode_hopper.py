@@ -15,16 +15,16 @@ import torch
 from flashmoe_science.configs.attention import decode as decode_configs
 from flashmoe_science.configs.attention import decode_hopper as configs
 from flashmoe_science.configs.attention.decode_hopper import DecodeHopperConfiguration
-from flashmoe_science.configs.attention.hopper import SWIZZLE_PANEL
 from flashmoe_science.cuda import wgmma
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import load
 from flashmoe_science.cuda.launch import Launcher, clusters_at_once
 from flashmoe_science.cuda.repeat import raw_stream
-from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap, address_offset
+from flashmoe_science.cuda.tensor_map import MAP_BYTES, address_offset
 from flashmoe_science.cuda.tickets import decode_arrival_pool, is_capturing
-from flashmoe_science.cuda.varlen import decode, hopper
+from flashmoe_science.cuda.varlen import decode_calls, hopper
+from flashmoe_science.cuda.varlen.key_maps import KeyMaps
 from flashmoe_science.cuda.varlen.kind import VarlenKernel
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.varlen.problem import Problem, Repeat, Repeatable, Run, Sizes, Tensors
@@ -37,12 +37,14 @@ _BUILT_AHEAD = 128
 _SMALL_DIM = 64
 _FEW_ROWS_OF_SMALL_DIM = 16
 """Up to which it is faster throughout at that dim."""
-ARGUMENT_BYTES = -(-(MAPS_BYTES + decode.ARGUMENT_BYTES) // 64) * 64
+ARGUMENT_BYTES = -(-(MAPS_BYTES + decode_calls.ARGUMENT_BYTES) // 64) * 64
 
 
 def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
     """See `select.KernelModule`."""
-    reason = wgmma.why_not_device(device) or decode.why_not_rows(problem, most_queries, configs.PRODUCT_ROWS)
+    reason = wgmma.why_not_device(device) or decode_calls.why_not_rows(
+        problem, most_queries, configs.PRODUCT_ROWS
+    )
     if reason is not None:
         return reason
     if problem.dtype not in (torch.bfloat16, torch.float16):
@@ -68,7 +70,7 @@ def is_faster(problem: Problem, sizes: Sizes, device: Device) -> bool:
     This one takes hardly longer for 64 rows than for one, and reads long caches a little faster. The other one has
     clusters of more blocks, and less to do before its first key.
     """
-    if sizes.max_seqlen_q > decode.MOST_QUERIES or wgmma.why_not_device(device) is not None:
+    if sizes.max_seqlen_q > decode_calls.MOST_QUERIES or wgmma.why_not_device(device) is not None:
         return False
     multiprocessors = device.multiprocessors
     sets = sizes.batch * problem.num_kv_heads
@@ -157,7 +159,7 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
     usual = kernel(configuration_for(problem, Sizes(1, (most_queries + 1) // 2, 1), device), problem.dtype)
     if not is_capturing():
         load(usual, index, False)
-    write = decode.call_writer(problem)
+    write = decode_calls.call_writer(problem)
 
     def key_of(sizes: Sizes) -> tuple[int, int]:
         """What the configuration of a problem's calls depends on."""
@@ -173,7 +175,7 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
                 own, problem, configuration_for(problem, sizes, device), device, capturing
             )
         # The workspace lives until the launch is made: what is allocated after it may lie where it does.
-        shared, _workspace = decode.shared_by_launches(
+        shared, _workspace = decode_calls.shared_by_launches(
             launch.ready, problem, sizes, device, stream, capturing
         )
         write(launch.arguments, tensors, sizes, *shared)
@@ -185,19 +187,19 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
         if launch is None or offset is None:
             return None
         launch.maps.describe(tensors)
-        places = decode.Places(MAPS_BYTES, offset, MAP_BYTES + offset)
+        places = decode_calls.Places(MAPS_BYTES, offset, MAP_BYTES + offset)
         if not launch.maps.have_addresses_at(offset):
             return None
-        return decode.repeat_of(problem, launch.ready, tensors, sizes, index, run, own_output, places)
+        return decode_calls.repeat_of(problem, launch.ready, tensors, sizes, index, run, own_output, places)
 
     return Repeatable(run, repeat)
 
 
 class _Launch(NamedTuple):
-    ready: decode.Ready
+    ready: decode_calls.Ready
     arguments: Any
     """What of the launcher's buffer is as `cuda.varlen.decode` has it."""
-    maps: TensorMaps
+    maps: KeyMaps
 
 
 class _OfThread(threading.local):
@@ -229,58 +231,15 @@ def _make_launch(
     team = decode_configs.team_for(problem.num_kv_heads, workers)  # which divides them
     launcher = Launcher(function, (parts * workers, 1, 1), compiled, ARGUMENT_BYTES, dependent=True)
     arguments = arguments_of(launcher.buffer)
-    decode.write_plan(arguments, problem, workers, team)
-    ready = decode.Ready(configuration, launcher, decode_arrival_pool(device.index), {})
-    launch = _Launch(ready, arguments, TensorMaps(launcher.buffer, problem, configuration))
+    decode_calls.write_plan(arguments, problem, workers, team)
+    ready = decode_calls.Ready(configuration, launcher, decode_arrival_pool(device.index), {})
+    launch = _Launch(
+        ready, arguments, KeyMaps(launcher.buffer, 0, problem, configuration.box_rows, read_once=True)
+    )
     own.of_configuration[configuration] = launch
     return launch
 
 
 def arguments_of(buffer: Any) -> Any:
     """What of a launch's buffer is as `cuda.varlen.decode` has it."""
-    return (ctypes.c_char * decode.ARGUMENT_BYTES).from_buffer(buffer, MAPS_BYTES)
-
-
-class TensorMaps:
-    """Of key and value, in a launch's buffer: made anew where a size changed, moved where an address did."""
-
-    def __init__(self, buffer: Any, problem: Problem, configuration: DecodeHopperConfiguration) -> None:
-        self._buffer = buffer
-        self._problem = problem
-        self._box = (SWIZZLE_PANEL, configuration.box_rows)
-        self._sizes: list[int] = [-1, -1]
-        self._maps: list[TensorMap | None] = [None, None]
-
-    def describe(self, tensors: Tensors) -> None:
-        """Raises InputError for a tensor that TMA cannot address."""
-        for index, tensor in enumerate((tensors.key, tensors.value)):
-            map_, size, address = self._maps[index], tensor.shape[0], tensor.data_ptr()
-            if size == 0:  # no key of it is read, but a map describes something
-                size, address = 1, tensors.output.data_ptr()
-            if map_ is None or self._sizes[index] != size:
-                map_ = self._maps[index] = self._make(index, size)
-                self._sizes[index] = size
-            if map_.address != address:
-                map_.move(address)
-
-    def have_addresses_at(self, offset: int) -> bool:
-        """Whether each map has its tensor's address there, as it is, so that another may be written over it."""
-        return all(
-            map_ is not None
-            and ctypes.c_uint64.from_buffer(self._buffer, index * MAP_BYTES + offset).value == map_.address
-            for index, map_ in enumerate(self._maps)
-        )
-
-    def _make(self, index: int, size: int) -> TensorMap:
-        problem = self._problem
-        page, token, head = problem.value_strides if index else problem.key_strides
-        rows, pages = (problem.page_size, size) if problem.page_size else (size, 1)
-        return TensorMap(
-            self._buffer,
-            index * MAP_BYTES,
-            problem.dtype,
-            (problem.value_dim if index else problem.head_dim, rows, problem.num_kv_heads, pages),
-            (token if rows > 1 else 0, head if problem.num_kv_heads > 1 else 0, page if pages > 1 else 0),
-            self._box,
-            read_once=True,
-        )
+    return (ctypes.c_char * decode_calls.ARGUMENT_BYTES).from_buffer(buffer, MAPS_BYTES)

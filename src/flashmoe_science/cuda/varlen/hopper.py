@@ -25,6 +25,7 @@ from flashmoe_science.cuda.repeat import raw_stream
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.cuda.tickets import ticket_pool
 from flashmoe_science.cuda.varlen.arguments import division
+from flashmoe_science.cuda.varlen.key_maps import KeyMaps, misaligned
 from flashmoe_science.cuda.varlen.kind import VarlenKernel
 from flashmoe_science.errors import InputError, KernelDefectError
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -249,25 +250,25 @@ class TensorMaps:
     def __init__(self, buffer: Any, problem: Problem, tile: HopperVarlenConfiguration) -> None:
         self._buffer = buffer
         self._problem = problem
-        self._tile = tile
-        self._sizes: list[int] = [-1, -1, -1]
-        self._maps: list[TensorMap | None] = [None, None, None]
+        self._tokens = -1
+        self._query: TensorMap | None = None
+        self._keys = KeyMaps(buffer, MAP_BYTES, problem, tile.features.page_rows or tile.block_n)
 
     def describe(self, tensors: Tensors) -> None:
         """Raises InputError for a tensor that TMA cannot address."""
-        for index, tensor in enumerate((tensors.query, tensors.key, tensors.value)):
-            map_, size, address = self._maps[index], tensor.shape[0], tensor.data_ptr()
-            if size == 0:  # no key of it is read, but a map describes something
-                size, address = 1, tensors.output.data_ptr()
-            if map_ is None or self._sizes[index] != size:
-                map_ = self._query(size) if index == 0 else self._keys(index, size)
-                self._maps[index], self._sizes[index] = map_, size
-            if map_.address != address:
-                if address % _ALIGNMENT:
-                    raise InputError(_misaligned(("query", "key", "value")[index]))
-                map_.move(address)
+        query, tokens, address = self._query, tensors.query.shape[0], tensors.query.data_ptr()
+        if tokens == 0:  # no row of it is read, but a map describes something
+            tokens, address = 1, tensors.output.data_ptr()
+        if query is None or self._tokens != tokens:
+            query, self._tokens = self._make(tokens), tokens
+            self._query = query
+        if query.address != address:
+            if address % _ALIGNMENT:
+                raise InputError(misaligned("query"))
+            query.move(address)
+        self._keys.describe(tensors)
 
-    def _query(self, tokens: int) -> TensorMap:
+    def _make(self, tokens: int) -> TensorMap:
         problem = self._problem
         heads = heads_of_tile(problem)
         token, head = problem.query_strides
@@ -278,20 +279,6 @@ class TensorMaps:
             (problem.head_dim, heads, tokens, problem.num_heads // heads),
             (head if heads > 1 else 0, token, heads * head if problem.num_heads > heads else 0),
             (SWIZZLE_PANEL, heads, _ROWS // heads),
-        )
-
-    def _keys(self, index: int, size: int) -> TensorMap:
-        problem, tile = self._problem, self._tile
-        page, token, head = problem.key_strides if index == 1 else problem.value_strides
-        dimension = problem.head_dim if index == 1 else problem.value_dim
-        rows, pages = (problem.page_size, size) if problem.page_size else (size, 1)
-        return TensorMap(
-            self._buffer,
-            index * MAP_BYTES,
-            problem.dtype,
-            (dimension, rows, problem.num_kv_heads, pages),
-            (token if rows > 1 else 0, head if problem.num_kv_heads > 1 else 0, page if pages > 1 else 0),
-            (SWIZZLE_PANEL, tile.features.page_rows or tile.block_n),
         )
 
 
@@ -331,7 +318,7 @@ def write_call(buffer: Any, tensors: Tensors, sizes: Sizes, ticket: int) -> None
     """The other fields, but for the tensor maps. Raises InputError for an output that is not aligned."""
     output = tensors.output.data_ptr()
     if output % _ALIGNMENT:
-        raise InputError(_misaligned("out"))
+        raise InputError(misaligned("out"))
     table = tensors.block_table
     _OF_CALL.pack_into(
         buffer,
@@ -355,7 +342,3 @@ def write_call(buffer: Any, tensors: Tensors, sizes: Sizes, ticket: int) -> None
     )
     if tensors.tree_mask is not None:
         _ADDRESS.pack_into(buffer, _TREE_AT, tensors.tree_mask.data_ptr())
-
-
-def _misaligned(name: str) -> str:
-    return f"{name} does not start at a multiple of {_ALIGNMENT} bytes (a view at an odd offset); pass {name}.clone()"

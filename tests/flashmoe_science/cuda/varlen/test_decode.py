@@ -23,7 +23,7 @@ from flashmoe_science.configs.attention import decode_hopper
 from flashmoe_science.configs.attention.decode import Pages
 from flashmoe_science.cuda import tickets
 from flashmoe_science.cuda.tickets import TicketPool
-from flashmoe_science.cuda.varlen import decode, decode_workspace
+from flashmoe_science.cuda.varlen import decode, decode_calls, decode_workspace
 from flashmoe_science.errors import InputError
 from flashmoe_science.jit.limits import LIMITS, check_block, limits
 from flashmoe_science.jit.nvrtc import compile_kernel
@@ -282,7 +282,7 @@ class EmulatedLauncher:
     def __init__(
         self, function: object, grid: tuple[int, int, int], compiled: Any, *_: int, **__: bool
     ) -> None:
-        self.buffer = ctypes.create_string_buffer(decode.ARGUMENT_BYTES)
+        self.buffer = ctypes.create_string_buffer(decode_calls.ARGUMENT_BYTES)
         emulation = compile_emulation(compiled, "Parameters")
         self.config = SimpleNamespace(stream=0)
         self.twin = lambda: EmulatedLauncher(function, grid, compiled)
@@ -308,13 +308,16 @@ def test_a_repeated_call_is_the_call(page_size: int, extras: str, monkeypatch: p
     monkeypatch.setattr(decode, "Launcher", EmulatedLauncher)
     monkeypatch.setattr(decode, "load", lambda *arguments, **options: None)
     monkeypatch.setattr(decode, "decode_arrival_pool", lambda device: pool)
-    monkeypatch.setattr(decode, "raw_stream", lambda device: 77)
+    for module in (decode, decode_calls):
+        monkeypatch.setattr(module, "raw_stream", lambda device: 77)
     monkeypatch.setattr(
-        decode, "cuda_allocator", lambda: lambda *layout: torch.empty_strided(*layout[:2], dtype=layout[2])
+        decode_calls,
+        "cuda_allocator",
+        lambda: lambda *layout: torch.empty_strided(*layout[:2], dtype=layout[2]),
     )
     monkeypatch.setattr(decode_workspace, "_workspaces", decode_workspace._Workspaces())
     captured = [False]
-    for module in (decode, tickets):
+    for module in (decode, decode_calls, tickets):
         monkeypatch.setattr(module, "is_capturing", lambda: captured[0])
     device = dataclasses.replace(H200, multiprocessors=4)
     calls = [paged(ONE_TOKEN, page_size, seed) if page_size else packed(ONE_TOKEN, seed) for seed in (0, 1)]

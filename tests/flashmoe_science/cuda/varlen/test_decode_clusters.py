@@ -16,7 +16,7 @@ from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science.configs.attention import decode as configs
 from flashmoe_science.configs.attention.decode import Cache, Pages
-from flashmoe_science.cuda.varlen import decode
+from flashmoe_science.cuda.varlen import decode, decode_calls
 from flashmoe_science.jit.nvrtc import compile_kernel
 from flashmoe_science.varlen.arguments import check, check_sizes
 from problems import H200
@@ -95,7 +95,7 @@ def test_a_grid_has_no_more_blocks_than_workspace_and_counters(
     grids: list[tuple[int, int, int]] = []
 
     class NoLauncher:
-        buffer = bytearray(decode.ARGUMENT_BYTES)
+        buffer = bytearray(decode_calls.ARGUMENT_BYTES)
 
         def __init__(self, _function: object, grid: tuple[int, int, int], *_: Any, **__: Any) -> None:
             grids.append(grid)

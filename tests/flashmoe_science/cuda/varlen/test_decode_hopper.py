@@ -21,7 +21,8 @@ from varlen_cases import Shape, bounds, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science.configs.attention import decode_hopper as configs
-from flashmoe_science.cuda.varlen import decode_hopper
+from flashmoe_science.cuda.varlen import decode_hopper, key_maps
+from flashmoe_science.cuda.varlen.key_maps import KeyMaps
 from flashmoe_science.cuda.varlen.kind import VarlenKernel
 from flashmoe_science.cuda.varlen.prepare import first_of
 from flashmoe_science.errors import KernelDefectError
@@ -266,12 +267,12 @@ def test_where_the_compiler_spills_another_kernel_takes_the_calls(monkeypatch: p
 
 
 def test_an_address_in_a_map_is_looked_for_in_the_map_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_hopper, "TensorMap", EmulatedMap)
+    monkeypatch.setattr(key_maps, "TensorMap", EmulatedMap)
     call = paged(ONE_TOKEN, 16)
     problem = check(inputs_of(call), options())
     buffer = (ctypes.c_char * decode_hopper.ARGUMENT_BYTES)()
     configuration = decode_hopper.configuration_for(problem, Sizes(5, 1, 300), H200)
-    maps = decode_hopper.TensorMaps(buffer, problem, configuration)
+    maps = KeyMaps(buffer, 0, problem, configuration.box_rows)
     assert not maps.have_addresses_at(0)
     given_ = (call.get(name) for name in Tensors._fields[5:])
     maps.describe(Tensors(call["query"], call["key"], call["value"], call["query"], None, *given_))  # type: ignore[arg-type]

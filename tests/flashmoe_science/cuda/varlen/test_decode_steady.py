@@ -26,7 +26,7 @@ from flashmoe_science.configs.attention import decode as configs
 from flashmoe_science.cuda import launch as launching
 from flashmoe_science.cuda import steady, tickets
 from flashmoe_science.cuda.tickets import TicketPool
-from flashmoe_science.cuda.varlen import decode, decode_hopper, decode_workspace
+from flashmoe_science.cuda.varlen import decode, decode_calls, decode_hopper, decode_workspace, key_maps
 from flashmoe_science.cuda.varlen.select import OVERRIDE_VARIABLE as KERNEL_VARIABLE
 from flashmoe_science.errors import InputError
 from flashmoe_science.varlen import launch
@@ -60,16 +60,16 @@ class Gpu:
             monkeypatch.setattr(module, "library", lambda: driver)
         for module in (decode, decode_hopper):
             monkeypatch.setattr(module, "load", self._load)
-        monkeypatch.setattr(decode_hopper, "TensorMap", EmulatedMap)
+        monkeypatch.setattr(key_maps, "TensorMap", EmulatedMap)
         monkeypatch.setattr(decode_hopper, "address_offset", lambda: 0)
         pool = TicketPool(torch.zeros(configs.MOST_ARRIVALS * 8, dtype=torch.int32), configs.MOST_ARRIVALS)
         for module in (decode, decode_hopper):
             monkeypatch.setattr(module, "decode_arrival_pool", lambda device: pool)
-        monkeypatch.setattr(decode, "cuda_allocator", lambda: launch.allocate_on_cpu)
+        monkeypatch.setattr(decode_calls, "cuda_allocator", lambda: launch.allocate_on_cpu)
         monkeypatch.setattr(decode_workspace, "_workspaces", decode_workspace._Workspaces())
-        for module in (decode, decode_hopper, steady):
+        for module in (decode, decode_calls, decode_hopper, steady):
             monkeypatch.setattr(module, "raw_stream", lambda device: self.stream)
-        for module in (decode, decode_hopper, tickets):
+        for module in (decode, decode_calls, decode_hopper, tickets):
             monkeypatch.setattr(module, "is_capturing", lambda: self.capturing)
         device = dataclasses.replace(H200, multiprocessors=4)
         monkeypatch.setattr(prepare, "device_of", lambda index: device)
@@ -79,7 +79,7 @@ class Gpu:
             prepare=lambda problem, _: prepare.prepare(problem, SimpleNamespace(index=0))
         )
         monkeypatch.setitem(launch._BACKENDS, "cpu", backend)
-        repeat = decode.repeat_of
+        repeat = decode_calls.repeat_of
 
         def counted(*arguments: Any) -> Any:
             made = repeat(*arguments)
@@ -91,7 +91,7 @@ class Gpu:
 
             return dataclasses.replace(made, call=call)
 
-        monkeypatch.setattr(decode, "repeat_of", counted)
+        monkeypatch.setattr(decode_calls, "repeat_of", counted)
 
     def _load(self, compiled: Any, *_: object, **options: object) -> ctypes.c_void_p:
         parameters = "HopperParameters" if compiled.function == "attention_decode_hopper" else "Parameters"

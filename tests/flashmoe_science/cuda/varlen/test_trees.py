@@ -17,7 +17,7 @@ from varlen_cases import NAN, Call, Shape, bounds, packed, paged, quantized
 from varlen_quantized import assert_as_exact_as_ideal
 from varlen_reference import assert_as_exact_as_pytorch
 
-from flashmoe_science.cuda.varlen import decode, hopper, portable
+from flashmoe_science.cuda.varlen import decode, decode_calls, hopper, portable
 from flashmoe_science.cuda.varlen.kind import VarlenKernel
 from flashmoe_science.cuda.varlen.select import candidates
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
@@ -104,7 +104,7 @@ def each_kernel(call: Call, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> di
         "portable": emulated_varlen.attend(call, short=True, **bounds(shape)),
         "hopper": emulated_hopper_varlen.attend(call, monkeypatch, **bounds(shape)),
     }
-    if max(shape.queries) <= decode.MOST_QUERIES:
+    if max(shape.queries) <= decode_calls.MOST_QUERIES:
         results["decode"] = decoded(call, shape)
     return results
 
