@@ -17,7 +17,7 @@ from varlen_cases import Shape, bounds, paged
 
 from flashmoe_science.cuda.attention import small
 from flashmoe_science.cuda.tickets import TicketPool
-from flashmoe_science.cuda.varlen import decode
+from flashmoe_science.cuda.varlen import decode, decode_calls
 from flashmoe_science.varlen.arguments import check
 from flashmoe_science.varlen.problem import Sizes, Tensors
 from problems import H200
@@ -56,7 +56,8 @@ def test_decode(
 ) -> None:
     """Its blocks leave each other results, and count who has arrived."""
     memory, pool = ReusedMemory(), used_up()
-    capture_into(memory, monkeypatch, decode)
+    capture_into(memory, monkeypatch, decode_calls)
+    monkeypatch.setattr(decode, "is_capturing", lambda: True)
 
     class Launcher:
         def __init__(self, function: object, blocks: Any, compiled: Any, size: int, **_: Any) -> None:
