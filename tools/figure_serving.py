@@ -159,30 +159,23 @@ def host_us(call: str, way: str) -> Number:
 
 def several_over_one(*cells: tuple[Sequence[str], str, str]) -> Number:
     """Most over cells of `kernels.json`: keys to a section, and the calls of several query tokens and of one."""
-
-    def read(folder: Path) -> float:
-        sections = json.loads((folder / "kernels.json").read_text(encoding="utf-8"))
-        most = 0.0
-        for keys, several, one in cells:
-            section = functools.reduce(lambda part, key: part[key], keys, sections)
-            most = max(most, section[several]["hopper"] / section[one]["hopper"])
-        return most
-
-    return read
+    return lambda folder: max(
+        _us(folder, keys, several) / _us(folder, keys, one) for keys, several, one in cells
+    )
 
 
 def least_rate_of_one(*cells: tuple[Sequence[str], int, int]) -> Number:
     """TB/s of cells of `kernels.json`: keys to a section, and so many sequences of so many keys, one token each, 8 key
     heads of dim 128 in 16 bits.
     """
+    return lambda folder: min(
+        sequences * length * 4096 * 1e-6 / _us(folder, keys, f"{sequences}x{length >> 10}k, 1 token")
+        for keys, sequences, length in cells
+    )
 
-    def read(folder: Path) -> float:
-        sections = json.loads((folder / "kernels.json").read_text(encoding="utf-8"))
-        rates = []
-        for keys, sequences, length in cells:
-            section = functools.reduce(lambda part, key: part[key], keys, sections)
-            us = section[f"{sequences}x{length >> 10}k, 1 token"]["hopper"]
-            rates.append(sequences * length * 4096 / us * 1e-6)
-        return min(rates)
 
-    return read
+def _us(folder: Path, keys: Sequence[str], call: str) -> float:
+    """Microseconds of a call by the Hopper kernel for decode steps, of a section of `kernels.json`."""
+    sections = json.loads((folder / "kernels.json").read_text(encoding="utf-8"))
+    us: float = functools.reduce(lambda part, key: part[key], keys, sections)[call]["hopper"]
+    return us

@@ -22,7 +22,7 @@ from flashmoe_science.cuda.launch import Launcher, clusters_at_once
 from flashmoe_science.cuda.repeat import raw_stream
 from flashmoe_science.cuda.tickets import decode_arrival_pool, is_capturing
 from flashmoe_science.cuda.varlen import decode_calls as calls
-from flashmoe_science.cuda.varlen.kind import VarlenKernel
+from flashmoe_science.cuda.varlen.kind import VarlenKernel, most_keys_seen, packed_rows
 from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.varlen.problem import (
@@ -64,7 +64,7 @@ def _features(problem: Problem) -> tuple[Pages, bool]:
 
 
 def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeConfiguration:
-    rows = sizes.max_seqlen_q * (problem.num_heads // problem.num_kv_heads)
+    rows = packed_rows(problem, sizes)
     usual = configs.configuration(
         device.architecture,
         problem.head_dim,
@@ -80,8 +80,7 @@ def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeC
     if problem.split_keys or not configs.may_cluster(chosen):
         return chosen
     sets = sizes.batch * problem.num_kv_heads * -(-rows // usual.rows)
-    seen = problem.window_left + sizes.max_seqlen_q if problem.window_left >= 0 else sizes.max_seqlen_k
-    most_keys = min(seen, sizes.max_seqlen_k)
+    most_keys = most_keys_seen(problem, sizes)
     return replace(
         chosen, cluster=configs.cluster_for(device.architecture, sets, most_keys, device.multiprocessors)
     )

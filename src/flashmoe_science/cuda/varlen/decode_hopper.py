@@ -1,6 +1,6 @@
 """The Hopper kernel for decode steps (`kernels/cuda/attention_decode_hopper.cu`): TMA and wgmma, lengths on the device.
 
-It has the schedule, the workspace and most of the argument of `cuda.varlen.decode`, behind two tensor maps.
+It has the schedule of the other decode kernel, and what calls of both share (`decode_calls`) behind two tensor maps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flashmoe_science.cuda.tensor_map import MAP_BYTES, address_offset
 from flashmoe_science.cuda.tickets import decode_arrival_pool, is_capturing
 from flashmoe_science.cuda.varlen import decode_calls, hopper
 from flashmoe_science.cuda.varlen.key_maps import KeyMaps
-from flashmoe_science.cuda.varlen.kind import VarlenKernel
+from flashmoe_science.cuda.varlen.kind import VarlenKernel, most_keys_seen, packed_rows
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.varlen.problem import Problem, Repeat, Repeatable, Run, Sizes, Tensors
 
@@ -74,9 +74,7 @@ def is_faster(problem: Problem, sizes: Sizes, device: Device) -> bool:
         return False
     multiprocessors = device.multiprocessors
     sets = sizes.batch * problem.num_kv_heads
-    rows = sizes.max_seqlen_q * (problem.num_heads // problem.num_kv_heads)
-    seen = problem.window_left + sizes.max_seqlen_q if problem.window_left >= 0 else sizes.max_seqlen_k
-    most_keys = min(seen, sizes.max_seqlen_k)
+    rows, most_keys = packed_rows(problem, sizes), most_keys_seen(problem, sizes)
     is_small = max(problem.head_dim, problem.value_dim) <= _SMALL_DIM
     has_clusters = most_keys <= decode_configs.SHORT and 2 * sets <= multiprocessors
     if has_clusters and (is_small or 4 * sets <= multiprocessors):
@@ -87,7 +85,7 @@ def is_faster(problem: Problem, sizes: Sizes, device: Device) -> bool:
 
 
 def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeHopperConfiguration:
-    rows = sizes.max_seqlen_q * (problem.num_heads // problem.num_kv_heads)
+    rows = packed_rows(problem, sizes)
     return configs.configuration(
         problem.head_dim,
         problem.value_dim,
@@ -198,7 +196,7 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
 class _Launch(NamedTuple):
     ready: decode_calls.Ready
     arguments: Any
-    """What of the launcher's buffer is as `cuda.varlen.decode` has it."""
+    """The kernel's `Parameters` in the launcher's buffer, as `decode_calls` writes them."""
     maps: KeyMaps
 
 
@@ -241,5 +239,5 @@ def _make_launch(
 
 
 def arguments_of(buffer: Any) -> Any:
-    """What of a launch's buffer is as `cuda.varlen.decode` has it."""
+    """The kernel's `Parameters` in a launch's buffer, as `decode_calls` writes them."""
     return (ctypes.c_char * decode_calls.ARGUMENT_BYTES).from_buffer(buffer, MAPS_BYTES)

@@ -12,6 +12,7 @@ from flashmoe_science.configs.attention.decode import DecodeConfiguration
 from flashmoe_science.configs.attention.decode_hopper import DecodeHopperConfiguration
 from flashmoe_science.cuda.kept import kept
 from flashmoe_science.cuda.repeat import Allocate
+from flashmoe_science.cuda.varlen.kind import packed_rows
 from flashmoe_science.errors import InputError
 from flashmoe_science.varlen.problem import Problem, Sizes
 
@@ -59,7 +60,7 @@ def workspace_bytes(
     slot = configuration.quads * _PARTIAL_BYTES
     if not problem.split_keys:
         return 2 * grid * slot
-    rows = sizes.max_seqlen_q * (problem.num_heads // problem.num_kv_heads)
+    rows = packed_rows(problem, sizes)
     sets = sizes.batch * problem.num_kv_heads * -(-rows // configuration.rows)
     pieces = sets * (-(-sizes.max_seqlen_k // problem.split_keys) + 1)
     if pieces * slot > _MOST_WORKSPACE:

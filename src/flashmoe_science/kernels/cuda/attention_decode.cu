@@ -469,8 +469,7 @@ attention_decode(const __grid_constant__ Parameters p) {
             if (segment.slot == kOfCluster) gathering->send(lane, index, merged, total);
             else
 #endif
-            if (segment.slot == kWhole) write(p, segment, lane, index, merged, total);
-            else leave(p, segment, segment.slot, lane, index, merged, total);
+            hand_on(p, segment, lane, index, merged, total);
         }
 #if CLUSTER > 1
         if (segment.slot == kOfCluster) {

@@ -191,8 +191,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
 #if PARTS > 1
             gathered.send(lane, index, merged, total);
 #else
-            if (segment.slot == kWhole) write(p, segment, lane, index, merged, total);
-            else leave(p, segment, segment.slot, lane, index, merged, total);
+            hand_on(p, segment, lane, index, merged, total);
 #endif
         }
 #if PARTS > 1

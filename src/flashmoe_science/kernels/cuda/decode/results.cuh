@@ -100,6 +100,13 @@ __device__ __forceinline__ void leave(const Parameters& p, const Segment& segmen
     if (lane < 4) store_partial(&own.statistics[lane], make_float2(total.maximum, total.sum));
 }
 
+// One quad of a segment: to the output if that is the whole set, else to those who combine the set's.
+__device__ __forceinline__ void hand_on(const Parameters& p, const Segment& segment, int lane, int index, const float4& x,
+                                        const Statistics& total) {
+    if (segment.slot == kWhole) write(p, segment, lane, index, x, total);
+    else leave(p, segment, segment.slot, lane, index, x, total);
+}
+
 // Each part of a worker has its own.
 __device__ __forceinline__ int counter_of(int of_worker) { return of_worker * PARTS + part(); }
 

@@ -261,8 +261,8 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Team team, Curs
         for (int i = 1; i < kUnitSizes; ++i) {
             // Sets that a block goes through at a time are not cut: blocks that share one lose more by meeting. A tile takes
             // a block about five times as long to read as one more partial result takes to combine: together that is the
-            // least where a block has the square root of a fifth of a set's tiles. That was
-            // measured with tiles of 16 keys. Of 64 there are two sizes, and the larger one but for few tiles.
+            // least where a block has the square root of a fifth of a set's tiles. That was measured with tiles of 16 keys. Of
+            // 64 there are two sizes, and the larger one but for few tiles.
             const int less = 1 << (i - 1);
             if (longest <= kPass || less * team.count < all_tiles || 4 * less * less < longest) {
                 unit_tiles = 2 * less;

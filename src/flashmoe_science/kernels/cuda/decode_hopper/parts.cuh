@@ -52,8 +52,7 @@ struct Gathered {
             float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
             for (int i = 0; i < PARTS; ++i) accumulate(merged, weights[i], *reinterpret_cast<const float4*>(memory + quad(i, k, lane)));
-            if (segment.slot == kWhole) write(p, segment, lane, index, merged, total);
-            else leave(p, segment, segment.slot, lane, index, merged, total);
+            hand_on(p, segment, lane, index, merged, total);
         }
         // What was read is used by now. That a peer's later post comes after the reads is no rule of the memory model: the arrival
         // orders no memory among blocks, and a release at the cluster's scope would be a fence of all of it.
