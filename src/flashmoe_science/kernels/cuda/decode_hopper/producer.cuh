@@ -16,13 +16,38 @@ struct Maps {
     ptx::TensorMap value;
 };
 
-// The page of a lane's box. Pages of keys that the segment has not are never looked up: the table may hold anything there.
-__device__ __forceinline__ int page_of_box(const Parameters& p, const Segment& segment, int tile, int lane) {
+// The page of the box that begins at such a key. Pages of keys that the segment has not are never looked up: the table may
+// hold anything there.
+__device__ __forceinline__ int page_of_box(const Parameters& p, const Segment& segment, int key) {
     if (PAGES == 0) return 0;
-    const int key = kTileKeys * tile + BOX_ROWS * lane;
-    if (lane >= kBoxes || key >= segment.last_key || key + BOX_ROWS <= segment.first_key) return kOutside;
+    if (key >= segment.last_key || key + BOX_ROWS <= segment.first_key) return kOutside;
     return p.pages[segment.sequence * p.pages_row + divide(key, p.by_page)];
 }
+
+// The pages of a segment's boxes, 32 at a time, one in each lane. They are looked up as many boxes ahead: a line of the table
+// that comes from memory takes longer than a tile does.
+struct Pages {
+    static constexpr int TILES = 32 / kBoxes;  // whose pages a lane's number is one of
+
+    int now, next, key;  // `key`: where the lane's box after those begins
+
+    __device__ __forceinline__ Pages(const Parameters& p, const Segment& segment, int lane) {
+        key = kTileKeys * segment.tile + BOX_ROWS * lane;
+        next = page_of_box(p, segment, key);
+        advance(p, segment);
+    }
+    __device__ __forceinline__ void advance(const Parameters& p, const Segment& segment) {
+        now = next;
+        key += kTileKeys * TILES;
+        next = page_of_box(p, segment, key);
+    }
+    // Of a tile's boxes, in the lanes that have one. `number`: of the tile in its segment; each is asked for, in order.
+    __device__ __forceinline__ int of_tile(const Parameters& p, const Segment& segment, int number, int lane) {
+        if (PAGES == 0) return 0;
+        if (number > 0 && number % TILES == 0) advance(p, segment);
+        return __shfl_sync(0xffffffffu, now, number % TILES * kBoxes + lane);
+    }
+};
 
 template <int Panels>
 __device__ __forceinline__ void load_box(const Parameters& p, const ptx::TensorMap& map, const Segment& segment, int tile, int page,
@@ -48,9 +73,9 @@ __device__ __forceinline__ void produce(const Parameters& p, const Maps& maps, c
         }
         if (segment.passes == 0) return;
         const int first = segment.tile, end = first + tiles_of_segment(segment);
-        int page = page_of_box(p, segment, first, lane);
+        Pages pages(p, segment, lane);
         for (int tile = first; tile < end; ++tile, ring.advance()) {
-            const int page_of_next = tile + 1 < end ? page_of_box(p, segment, tile + 1, lane) : kOutside;
+            const int page = pages.of_tile(p, segment, tile - first, lane);
             ptx::mbarrier_wait(shared.key_empty(ring.stage), ring.parity ^ 1);
             if (lane == 0) ptx::mbarrier_expect_bytes(shared.key_full(ring.stage), kKeyBytes);
             __syncwarp();
@@ -62,7 +87,6 @@ __device__ __forceinline__ void produce(const Parameters& p, const Maps& maps, c
             if (lane < kBoxes)
                 load_box<kValuePanels>(p, maps.value, segment, tile, page, shared.value(ring.stage), shared.value_full(ring.stage),
                                        lane);
-            page = page_of_next;
         }
         ptx::mbarrier_wait(shared.segment_empty(next), (s + 1) / kSlots % 2 ^ 1);
         if (lane == 0) next_segment(p, cursor, segments[next]);
