@@ -59,7 +59,8 @@ def attend(
     given = (call.get(name) for name in Tensors._fields[5:])
     tensors = Tensors(call["query"], call["key"], call["value"], output, lse, *given)  # type: ignore[arg-type]
     decode_calls.call_writer(problem)(arguments, tensors, checked, workspace.data_ptr(), arrivals.data_ptr())
-    KeyMaps(buffer, 0, problem, configuration.box_rows, read_once=True).describe(tensors)
+    if not configuration.gathered:
+        KeyMaps(buffer, 0, problem, configuration.box_rows, read_once=True).describe(tensors)
     library(configuration, problem.dtype).run(buffer, grid * parts)
     assert not arrivals.any(), "counters are zero after a launch"
     return output, lse

@@ -18,6 +18,7 @@ _IN_FLIGHT = 128 << 10
 """Bytes of keys and values that a block asks for ahead: with 192 KB one token took 1.00 to 1.02 of the time."""
 MOST_QUADS = 4 * _ROW_TILES[-1] * (DIMENSIONS[-1] // 64)
 """That any configuration has: see `DecodeHopperConfiguration.quads`."""
+_LEAST_BOX_ROWS = 16
 _MOST_ROWS_OF_PARTS = 32
 """With more, shared memory has no room for what blocks of a cluster send each other."""
 _ALIGNMENT = 1024
@@ -37,12 +38,17 @@ class DecodeHopperConfiguration:
     stages: int
     """Tiles of keys that there is room for, and as many of values: the same number for each warpgroup."""
     box_rows: int
-    """Rows of a box of keys, which lies in one page."""
+    """Rows of a box of keys, which lies in one page; 1: each key is looked up, and threads copy its row."""
     paged: bool
     softcap: bool = False
     chunk: bool = False
     parts: int = 1
     """Blocks of a cluster that go through the same segments, each through a part of the keys."""
+
+    @property
+    def gathered(self) -> bool:
+        """Whether keys come without TMA, whose boxes would have too few rows: with 8, keys took 1.4 times as long."""
+        return self.paged and self.box_rows == 1
 
     @property
     def threads(self) -> int:
@@ -72,8 +78,9 @@ class DecodeHopperConfiguration:
 
 
 def box_rows(page_size: int) -> int:
-    """The most rows of a page that one box can have in every tile."""
-    return math.gcd(page_size, TILE_KEYS) if page_size else TILE_KEYS
+    """The most rows of a page that one box can have in every tile; 1 where that is too few for TMA."""
+    rows = math.gcd(page_size, TILE_KEYS) if page_size else TILE_KEYS
+    return rows if rows >= _LEAST_BOX_ROWS else 1
 
 
 def parts_for(sets: int, rows: int, multiprocessors: int) -> int:

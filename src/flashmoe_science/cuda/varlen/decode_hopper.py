@@ -59,8 +59,6 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
             return words
     if problem.head_dim not in configs.DIMENSIONS or problem.value_dim not in configs.DIMENSIONS:
         return f"head_dim and value_dim are {configs.DIMENSIONS[0]} or {configs.DIMENSIONS[1]}"
-    if problem.page_size % decode_configs.KEY_TILE:
-        return f"pages must be multiples of {decode_configs.KEY_TILE}"
     return hopper.why_not_strides(problem)
 
 
@@ -115,7 +113,7 @@ def kernel(configuration: DecodeHopperConfiguration, dtype: torch.dtype) -> Cuda
             "VALUE_DIM": configuration.value_dim,
             "ROW_TILES": configuration.row_tiles,
             "STAGES": configuration.stages,
-            "PAGES": int(configuration.paged),
+            "PAGES": 2 if configuration.gathered else int(configuration.paged),
             "BOX_ROWS": configuration.box_rows,
             "SCORE_CHANGES": int(configuration.softcap),
             **({"CHUNK": 1} if configuration.chunk else {}),
@@ -177,16 +175,14 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
             launch.ready, problem, sizes, device, stream, capturing
         )
         write(launch.arguments, tensors, sizes, *shared)
-        launch.maps.describe(tensors)
+        if launch.maps is not None:
+            launch.maps.describe(tensors)
         launch.ready.launcher.start(stream)
 
     def repeat(tensors: Tensors, sizes: Sizes, own_output: bool) -> Repeat | None:
-        launch, offset = own.launches.get(key_of(sizes)), address_offset()
-        if launch is None or offset is None:
-            return None
-        launch.maps.describe(tensors)
-        places = decode_calls.Places(MAPS_BYTES, offset, MAP_BYTES + offset)
-        if not launch.maps.have_addresses_at(offset):
+        launch = own.launches.get(key_of(sizes))
+        places = None if launch is None else _places(launch, tensors)
+        if launch is None or places is None:
             return None
         return decode_calls.repeat_of(problem, launch.ready, tensors, sizes, index, run, own_output, places)
 
@@ -197,7 +193,8 @@ class _Launch(NamedTuple):
     ready: decode_calls.Ready
     arguments: Any
     """The kernel's `Parameters` in the launcher's buffer, as `decode_calls` writes them."""
-    maps: KeyMaps
+    maps: KeyMaps | None
+    """None where keys are read by the parameters' addresses."""
 
 
 class _OfThread(threading.local):
@@ -231,11 +228,25 @@ def _make_launch(
     arguments = arguments_of(launcher.buffer)
     decode_calls.write_plan(arguments, problem, workers, team)
     ready = decode_calls.Ready(configuration, launcher, decode_arrival_pool(device.index), {})
-    launch = _Launch(
-        ready, arguments, KeyMaps(launcher.buffer, 0, problem, configuration.box_rows, read_once=True)
-    )
-    own.of_configuration[configuration] = launch
+    maps = None
+    if not configuration.gathered:
+        maps = KeyMaps(launcher.buffer, 0, problem, configuration.box_rows, read_once=True)
+    launch = own.of_configuration[configuration] = _Launch(ready, arguments, maps)
     return launch
+
+
+def _places(launch: _Launch, tensors: Tensors) -> decode_calls.Places | None:
+    """Where a launch's buffer has the addresses of such tensors; None where that is not known."""
+    if launch.maps is None:
+        key, value = (MAPS_BYTES + at for at in decode_calls.OWN_PLACES[1:])
+        return decode_calls.Places(MAPS_BYTES, key, value)
+    offset = address_offset()
+    if offset is None:
+        return None
+    launch.maps.describe(tensors)
+    if not launch.maps.have_addresses_at(offset):
+        return None
+    return decode_calls.Places(MAPS_BYTES, offset, MAP_BYTES + offset)
 
 
 def arguments_of(buffer: Any) -> Any:

@@ -10,8 +10,8 @@
 //   ELEMENT_BF16, QUERY_BF16, MMA_K  as in attention_decode.cu
 //   ROW_TILES      query rows of a set / 8, at most 8
 //   STAGES         tiles of keys, and of values, that there is room for
-//   PAGES          0: keys of a sequence lie one after another; 1: in pages
-//   BOX_ROWS       rows that TMA loads at a time: they lie in one page
+//   PAGES          0: keys of a sequence lie one after another; 1: in pages; 2: each key is looked up
+//   BOX_ROWS       rows that TMA loads at a time: they lie in one page; with PAGES 2 there is no TMA
 //   SCORE_CHANGES  1: scores may have a soft cap
 //   CHUNK          as in attention_decode.cu
 //   DEPENDENT      1: launched with programmatic stream serialization. It does not let its successor start early: beside a block
@@ -36,7 +36,11 @@
 #if PARTS > 1
 #include "decode_hopper/parts.cuh"
 #endif
+#if PAGES == 2
+#include "decode_hopper/gather.cuh"
+#else
 #include "decode_hopper/producer.cuh"
+#endif
 #include "decode_hopper/shared.cuh"
 #include "hopper/products.cuh"
 #include "hopper/softmax.cuh"
@@ -142,6 +146,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
             float scores[kTileKeys / 2], correction[2];
             uint32 probabilities[kTileKeys / 4];
             ptx::mbarrier_wait(shared.key_full(ring.stage), ring.parity);
+            if (PAGES == 2) ptx::fence_async_shared();  // threads wrote them
             hopper::multiply_keys(scores, panel::k_major(shared.query()), panel::k_major(shared.key(ring.stage)));
             ptx::wgmma_wait<0>();
             ptx::pin(scores);
@@ -156,7 +161,8 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
             if (__any_sync(0xffffffffu, correction[0] != 1.0f || correction[1] != 1.0f)) hopper::rescale(o, correction);
             hopper::pack_probabilities(scores, probabilities);
             ptx::mbarrier_wait(shared.value_full(ring.stage), ring.parity);
-            clear_others(segment, first, shared.value(ring.stage), warpgroup);
+            if (PAGES == 2) ptx::fence_async_shared();
+            else clear_others(segment, first, shared.value(ring.stage), warpgroup);
             hopper::multiply_values(o, probabilities, panel::mn_major<kTileKeys>(shared.value(ring.stage)), true);
             ptx::wgmma_wait<0>();
             ptx::pin(o);
@@ -228,8 +234,10 @@ extern "C" __global__ void CLUSTER_SHAPE __launch_bounds__(kThreads, 1)
     const Shared shared{start + skipped};
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
+#if PAGES < 2
         ptx::prefetch_map(parameters.maps.key);
         ptx::prefetch_map(parameters.maps.value);
+#endif
         initialise(shared);
     }
 #if PARTS > 1
@@ -248,7 +256,11 @@ extern "C" __global__ void CLUSTER_SHAPE __launch_bounds__(kThreads, 1)
 #endif
     if (warp >= kConsumerWarps) {
         ptx::give_up_registers<kProducerRegisters>();
+#if PAGES == 2
+        produce(p, shared, cursor[0], segments, meetings, warp - kConsumerWarps, lane);
+#else
         if (warp == kConsumerWarps) produce(p, parameters.maps, shared, cursor[0], segments, meetings, lane);
+#endif
     } else {
         ptx::claim_registers<kConsumerRegisters>();
         consume(p, shared, reinterpret_cast<const char*>(raw) + skipped, segments, meetings, statistics);

@@ -1,7 +1,7 @@
 // Shared memory of the Hopper kernel for decode steps: rings of keys and values, the queries of a set, what the warpgroups
 // leave each other, and barriers.
 //
-// Macros: HEAD_DIM, VALUE_DIM, STAGES, CONSUMERS.
+// Macros: HEAD_DIM, VALUE_DIM, STAGES, PAGES, CONSUMERS.
 #pragma once
 
 #include "decode/schedule.cuh"
@@ -14,8 +14,12 @@ constexpr int kWarpgroup = 128;
 constexpr int kConsumers = CONSUMERS;                     // warpgroups
 constexpr int kConsumerThreads = kConsumers * kWarpgroup;
 constexpr int kConsumerWarps = kConsumerThreads / 32;
-constexpr int kThreads = kConsumerThreads + kWarpgroup;   // and the warp that loads, beside three that only leave registers
-constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;  // of a thread; the launch has 168 for each
+constexpr int kThreads = kConsumerThreads + kWarpgroup;   // and the warps that load; with TMA one, and three only leave registers
+constexpr int kLoadingWarps = PAGES == 2 ? 4 : 1;
+constexpr int kLoadArrivals = PAGES == 2 ? kWarpgroup : 1;  // of each thread that copies
+// Of a thread; the launch has 168 for each. Threads that copy rows hold addresses.
+constexpr int kProducerRegisters = PAGES == 2 ? 104 : 40, kConsumerRegisters = PAGES == 2 ? 200 : 232;
+static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 3 * 168, "a claim waits until registers are there");
 constexpr int kProductRows = 64;                          // wgmma's M; the first kRows of them are of the set
 constexpr int kKeyPanels = HEAD_DIM / panel::PANEL_COLUMNS;
 constexpr int kValuePanels = VALUE_DIM / panel::PANEL_COLUMNS;
@@ -59,14 +63,14 @@ static_assert(Shared::BYTES + 1024 <= 232448, "more shared memory than a block m
 // By one thread.
 __device__ __forceinline__ void initialise(const Shared& shared) {
     for (int stage = 0; stage < STAGES; ++stage) {
-        ptx::mbarrier_init(shared.key_full(stage), 1);
+        ptx::mbarrier_init(shared.key_full(stage), kLoadArrivals);
         ptx::mbarrier_init(shared.key_empty(stage), kConsumerWarps / kConsumers);  // one warpgroup takes a tile
-        ptx::mbarrier_init(shared.value_full(stage), 1);
+        ptx::mbarrier_init(shared.value_full(stage), kLoadArrivals);
         ptx::mbarrier_init(shared.value_empty(stage), kConsumerWarps / kConsumers);
     }
     for (int slot = 0; slot < kSlots; ++slot) {
         ptx::mbarrier_init(shared.segment_full(slot), 1);
-        ptx::mbarrier_init(shared.segment_empty(slot), kConsumerWarps);
+        ptx::mbarrier_init(shared.segment_empty(slot), kConsumerWarps + kLoadingWarps - 1);  // all but the one that finds them
     }
     ptx::mbarrier_init(shared.gathered_full(), 1);
     ptx::mbarrier_init(shared.gathered_empty(), PARTS * kConsumerWarps);
