@@ -36,11 +36,7 @@
 #if PARTS > 1
 #include "decode_hopper/parts.cuh"
 #endif
-#if PAGES == 2
-#include "decode_hopper/gather.cuh"
-#else
 #include "decode_hopper/producer.cuh"
-#endif
 #include "decode_hopper/shared.cuh"
 #include "hopper/products.cuh"
 #include "hopper/softmax.cuh"
@@ -256,11 +252,8 @@ extern "C" __global__ void CLUSTER_SHAPE __launch_bounds__(kThreads, 1)
 #endif
     if (warp >= kConsumerWarps) {
         ptx::give_up_registers<kProducerRegisters>();
-#if PAGES == 2
-        produce(p, shared, cursor[0], segments, meetings, warp - kConsumerWarps, lane);
-#else
-        if (warp == kConsumerWarps) produce(p, parameters.maps, shared, cursor[0], segments, meetings, lane);
-#endif
+        const int loader = warp - kConsumerWarps;
+        if (loader < kLoadingWarps) produce(p, parameters.maps, shared, cursor[0], segments, meetings, loader, lane);
     } else {
         ptx::claim_registers<kConsumerRegisters>();
         consume(p, shared, reinterpret_cast<const char*>(raw) + skipped, segments, meetings, statistics);

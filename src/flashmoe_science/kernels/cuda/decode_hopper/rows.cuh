@@ -1,16 +1,11 @@
-// The warps that load where a page has fewer keys than a box could: each key is looked up, and threads copy its row. The first
-// warp also finds the block's segments and publishes them.
+// Loads where a page has fewer keys than a box should: each key is looked up, and threads copy its row. Each warp has a quarter of a
+// tile's rows.
 #pragma once
 
 #include "decode_hopper/shared.cuh"
 #include "ptx/cp_async.cuh"
-#include "ptx/tma.cuh"
 
 namespace {
-
-struct Maps {  // which are not read
-    ptx::TensorMap key, value;
-};
 
 constexpr int kRowsOfWarp = kTileKeys / kLoadingWarps;
 constexpr int kTilesOfLookUp = 32 / kRowsOfWarp;  // tiles of which each lane has a row of the warp's
@@ -75,42 +70,26 @@ __device__ __forceinline__ void copy_rows(const Segment& segment, const char* ca
         copy_chunk(destination + (at ^ i << 4) + i * panel::ROW_BYTES, base + rows[i], valid >> (source + i) & 1);
 }
 
-// All lanes of the warps that load. The first segment is there.
-__device__ __forceinline__ void produce(const Parameters& p, const Shared& shared, Cursor& cursor, Segment* segments,
-                                        Meeting* meetings, int warp, int lane) {
-    hopper::Ring<STAGES> ring;
-    for (int s = 0;; ++s) {
-        const int slot = s % kSlots, next = (s + 1) % kSlots;
-        const Segment& segment = segments[slot];
-        if (warp > 0) {
-            ptx::mbarrier_wait(shared.segment_full(slot), s / kSlots % 2);
-        } else if (lane == 0) {
-            arrange(p, cursor, segment, meetings[slot]);
-            ptx::mbarrier_arrive(shared.segment_full(slot));
-        }
-        if (segment.passes == 0) return;
-        const int first = segment.tile, end = first + tiles_of_segment(segment);
-        RowsOfTiles rows(p, segment, warp, lane);
-        for (int tile = first; tile < end; ++tile, ring.advance()) {
-            const int number = tile - first;
-            if (number > 0 && number % kTilesOfLookUp == 0) rows.advance(p, segment);
-            ptx::mbarrier_wait(shared.key_empty(ring.stage), ring.parity ^ 1);
-            copy_rows<HEAD_DIM>(segment, p.key, p.key_strides.head, rows.key_row, rows.valid, number, shared.key(ring.stage), warp,
-                                lane);
-            ptx::mbarrier_arrive_after_copies(shared.key_full(ring.stage));
-            ptx::mbarrier_wait(shared.value_empty(ring.stage), ring.parity ^ 1);
-            copy_rows<VALUE_DIM>(segment, p.value, p.value_strides.head, rows.value_row, rows.valid, number,
-                                 shared.value(ring.stage), warp, lane);
-            ptx::mbarrier_arrive_after_copies(shared.value_full(ring.stage));
-        }
-        if (warp > 0) {
-            hopper::release(shared.segment_empty(slot));
-        } else {
-            ptx::mbarrier_wait(shared.segment_empty(next), (s + 1) / kSlots % 2 ^ 1);
-            if (lane == 0) next_segment(p, cursor, segments[next]);
-            __syncwarp();
-        }
+// What a warp loads of a segment.
+struct Loader {
+    int warp;
+    RowsOfTiles rows;
+
+    __device__ __forceinline__ Loader(const Parameters& p, const Maps&, const Segment& segment, int warp, int lane)
+        : warp(warp), rows(p, segment, warp, lane) {}
+
+    // The `number`-th tile of the segment, as soon as there is room.
+    __device__ __forceinline__ void load(const Parameters& p, const Shared& shared, const Segment& segment, int number, int stage,
+                                         uint32 parity, int lane) {
+        if (number > 0 && number % kTilesOfLookUp == 0) rows.advance(p, segment);
+        ptx::mbarrier_wait(shared.key_empty(stage), parity ^ 1);
+        copy_rows<HEAD_DIM>(segment, p.key, p.key_strides.head, rows.key_row, rows.valid, number, shared.key(stage), warp, lane);
+        ptx::mbarrier_arrive_after_copies(shared.key_full(stage));
+        ptx::mbarrier_wait(shared.value_empty(stage), parity ^ 1);
+        copy_rows<VALUE_DIM>(segment, p.value, p.value_strides.head, rows.value_row, rows.valid, number, shared.value(stage), warp,
+                             lane);
+        ptx::mbarrier_arrive_after_copies(shared.value_full(stage));
     }
-}
+};
 
 }  // namespace
