@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -155,27 +154,3 @@ def host_us(call: str, way: str) -> Number:
         return statistics.median(turn["us"][call]["least"] for turn in turns if turn["way"] == way)
 
     return read
-
-
-def several_over_one(*cells: tuple[Sequence[str], str, str]) -> Number:
-    """Most over cells of `kernels.json`: keys to a section, and the calls of several query tokens and of one."""
-    return lambda folder: max(
-        _us(folder, keys, several) / _us(folder, keys, one) for keys, several, one in cells
-    )
-
-
-def least_rate_of_one(*cells: tuple[Sequence[str], int, int]) -> Number:
-    """TB/s of cells of `kernels.json`: keys to a section, and so many sequences of so many keys, one token each, 8 key
-    heads of dim 128 in 16 bits.
-    """
-    return lambda folder: min(
-        sequences * length * 4096 * 1e-6 / _us(folder, keys, f"{sequences}x{length >> 10}k, 1 token")
-        for keys, sequences, length in cells
-    )
-
-
-def _us(folder: Path, keys: Sequence[str], call: str) -> float:
-    """Microseconds of a call by the Hopper kernel for decode steps, of a section of `kernels.json`."""
-    sections = json.loads((folder / "kernels.json").read_text(encoding="utf-8"))
-    us: float = functools.reduce(lambda part, key: part[key], keys, sections)[call]["hopper"]
-    return us

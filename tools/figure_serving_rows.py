@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figure_bounds import Bound, Row, least, mean, ratio, share, thousandths, unit
+from figure_bounds import Bound, Row, mean, ratio, share, thousandths, unit
 from figure_readers import fields
 from figure_serving import (
     from_batch,
@@ -10,7 +10,6 @@ from figure_serving import (
     least_alone,
     least_of,
     least_rate,
-    least_rate_of_one,
     mean_of,
     most_at_best,
     most_at_one,
@@ -18,19 +17,21 @@ from figure_serving import (
     most_of_queries,
     most_over_dense,
     most_us_alone,
-    several_over_one,
     share_of_peak,
 )
 
 OURS = "pages of 64"
 RACED = "h200-serving-again"
 """All ways of a kind in one run."""
-GROUPS_OF_8 = ("4 stages, 64 heads over 8",)
+DECODE = "h200-decode-raced"
+"""Decode steps by the kernels of today, beside others."""
+PAGES = "h200-decode-pages"
+"""Pages of each size beside dense calls."""
 
 SERVING: tuple[Row, ...] = (
     Row(
         "decode over pages of 64 with at least 0.5 GB of keys and values: rate, and time over dense",
-        RACED,
+        PAGES,
         (
             Bound("least", 4.2, unit("TB/s"), at_least=True),
             Bound("most", 1.03, thousandths),
@@ -39,31 +40,31 @@ SERVING: tuple[Row, ...] = (
     ),
     Row(
         "the same over pages of 16 and of 1, time over dense",
-        RACED,
+        PAGES,
         (Bound("16", 1.05, thousandths), Bound("1", 1.15, thousandths)),
         fields(most_over_dense(16), most_over_dense(1)),
     ),
     Row(
         "decode over pages of 64 against FlashAttention-3, {1, 8, 64} sequences of {1k, 8k, 32k} keys",
-        RACED,
+        DECODE,
         (mean(1.25), Bound("least", 1.0, thousandths, at_least=True)),
         fields(mean_of("decode", "fa3", OURS), least_of("decode", "fa3", OURS)),
     ),
     Row(
         "the same with FlashAttention-3's schedule made ahead",
-        RACED,
+        DECODE,
         (Bound("geometric mean", None, ratio), Bound("least", None, thousandths)),
         fields(mean_of("decode", "fa3 planned", OURS), least_of("decode", "fa3 planned", OURS)),
     ),
     Row(
         "the same cells against FlashInfer, its plan made ahead",
-        RACED,
-        (mean(1.1), least(1.0)),
+        DECODE,
+        (mean(1.1), Bound("least", 1.0, thousandths, at_least=True)),
         fields(mean_of("decode", "flashinfer", OURS), least_of("decode", "flashinfer", OURS)),
     ),
     Row(
         "a ragged batch of 64 sequences of 200 to 64k keys: share of 4.8 TB/s, and against FlashAttention-3",
-        RACED,
+        DECODE,
         (
             Bound("", 0.85, share, at_least=True),
             Bound("against FlashAttention-3", None, thousandths),
@@ -98,37 +99,9 @@ SERVING: tuple[Row, ...] = (
     ),
     Row(
         "4 and 8 query tokens of each of 1, 8 and 64 sequences of 8k keys over one",
-        RACED,
+        DECODE,
         (Bound("4", 1.12, ratio), Bound("8", 1.25, ratio)),
         fields(most_of_queries("4"), most_of_queries("8")),
-    ),
-    Row(
-        "16 and 32 packed rows (2 tokens of 8 heads a key, 8 tokens of 4) of each of 1, 8 and 64 sequences of 8k keys "
-        "over one token, by the Hopper kernel for decode steps, not raced beside others",
-        "h200-decode-hopper",
-        (Bound("16", 1.12, ratio), Bound("32", 1.25, ratio)),
-        fields(
-            several_over_one(
-                *((GROUPS_OF_8, f"{count}x8k, 2 tokens", f"{count}x8k, 1 token") for count in (1, 8, 64))
-            ),
-            several_over_one(
-                (("stages", "4"), "1x8k, 8 tokens", "1x8k, 1 token"),
-                (("clusters", "two"), "8x8k, 8 tokens", "8x8k, 1 token"),
-                (("stages", "4"), "64x8k, 8 tokens", "64x8k, 1 token"),
-            ),
-        ),
-    ),
-    Row(
-        "one token of 8 sequences of 32k and of 64 of 8k and 32k by that kernel, pages of 64: rate",
-        "h200-decode-hopper",
-        (Bound("least", 4.2, unit("TB/s"), at_least=True),),
-        fields(
-            least_rate_of_one(
-                (("clusters", "two"), 8, 32768),
-                (("stages", "4"), 64, 8192),
-                (("stages", "4"), 64, 32768),
-            )
-        ),
     ),
     Row(
         "prompts at D=128, packed and in pages of 64: dense time over theirs, and packed against FlashAttention-3; "

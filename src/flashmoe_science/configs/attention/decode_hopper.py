@@ -18,7 +18,8 @@ _IN_FLIGHT = 128 << 10
 """Bytes of keys and values that a block asks for ahead: with 192 KB one token took 1.00 to 1.02 of the time."""
 MOST_QUADS = 4 * _ROW_TILES[-1] * (DIMENSIONS[-1] // 64)
 """That any configuration has: see `DecodeHopperConfiguration.quads`."""
-_LEAST_BOX_ROWS = 16
+_LEAST_BOX_ROWS = 8
+"""Of fewer, a warp has no time for all boxes of a tile: 70 cycles each."""
 _MOST_ROWS_OF_PARTS = 32
 """With more, shared memory has no room for what blocks of a cluster send each other."""
 _ALIGNMENT = 1024
@@ -47,7 +48,7 @@ class DecodeHopperConfiguration:
 
     @property
     def gathered(self) -> bool:
-        """Whether keys come without TMA, whose boxes would have too few rows: with 8, keys took 1.4 times as long."""
+        """Whether keys come without TMA, whose boxes would have too few rows."""
         return self.paged and self.box_rows == 1
 
     @property

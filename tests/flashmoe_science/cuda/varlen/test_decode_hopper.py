@@ -220,7 +220,7 @@ def test_what_is_chosen_fits(dims: tuple[int, int], rows: int, page_size: int) -
     assert chosen.rows >= min(rows, configs.PRODUCT_ROWS)
     assert chosen.stages >= 4
     assert chosen.quads <= configs.MOST_QUADS
-    assert chosen.gathered or chosen.box_rows % 16 == 0
+    assert chosen.gathered or chosen.box_rows % 8 == 0
 
 
 @pytest.mark.usefixtures("nvrtc")

@@ -55,7 +55,7 @@ def lengths(count: int, most: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(generator.randrange(0, most) for _ in range(count))
 
 
-@pytest.mark.parametrize("page_size", [0, 1, 16, 24, 48, 64, 544])
+@pytest.mark.parametrize("page_size", [0, 1, 5, 16, 24, 48, 64, 544])
 @pytest.mark.parametrize("queries", [1, 8])
 def test_pages(page_size: int, queries: int) -> None:
     for keys in ((3000, 1, 0, 129, 16, 700), (3000, 40000, 17), lengths(200, 600)):
