@@ -13,7 +13,7 @@ from emulated_decode import inputs_of
 from emulated_launches import EmulatedMap
 from varlen_cases import Call
 
-from flashmoe_science.configs.attention.decode_hopper import DecodeHopperConfiguration
+from flashmoe_science.configs.attention.decode_hopper import TILE_KEYS, DecodeHopperConfiguration
 from flashmoe_science.cuda.varlen import decode_calls, decode_hopper, decode_workspace, key_maps
 from flashmoe_science.cuda.varlen.key_maps import KeyMaps
 from flashmoe_science.varlen.arguments import Options, check, check_sizes
@@ -55,7 +55,7 @@ def attend(
     start = -ctypes.addressof(storage) % 64
     buffer = (ctypes.c_char * decode_hopper.ARGUMENT_BYTES).from_buffer(storage, start)
     arguments = decode_hopper.arguments_of(buffer)
-    decode_calls.write_plan(arguments, problem, grid, team)
+    decode_calls.write_plan(arguments, problem, grid, team, TILE_KEYS)
     given = (call.get(name) for name in Tensors._fields[5:])
     tensors = Tensors(call["query"], call["key"], call["value"], output, lse, *given)  # type: ignore[arg-type]
     decode_calls.call_writer(problem)(arguments, tensors, checked, workspace.data_ptr(), arrivals.data_ptr())

@@ -211,11 +211,12 @@ class Ready(NamedTuple):
     """
 
 
-def write_plan(buffer: Any, problem: Problem, grid: int, team: int) -> None:
+def write_plan(buffer: Any, problem: Problem, grid: int, team: int, key_tile: int = KEY_TILE) -> None:
     """The fields of the kernel's `Parameters` that are the same in all calls of a problem.
 
     Args:
         team: divides the grid and the key/value heads; 1 with `split_keys`.
+        key_tile: keys of a tile of the kernel's.
     """
     element = problem.dtype.itemsize
     group = problem.num_heads // problem.num_kv_heads
@@ -246,7 +247,7 @@ def write_plan(buffer: Any, problem: Problem, grid: int, team: int) -> None:
         *division(problem.page_size or 1),
         _UNLIMITED if problem.window_left < 0 else min(problem.window_left, _UNLIMITED),
         _UNLIMITED if problem.window_right < 0 else min(problem.window_right, _UNLIMITED),
-        problem.split_keys // KEY_TILE,
+        problem.split_keys // key_tile,
         problem.softmax_scale * log2_e,
         cap * log2_e,
         2 * log2_e * problem.softmax_scale / cap if cap else 0.0,

@@ -53,7 +53,6 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
         (problem.quantized is not None, "it reads no cache of FP8"),
         (problem.alibi, "it has no ALiBi"),
         (problem.tree, "it has no trees"),
-        (problem.split_keys > 0, "it does not split keys at multiples of a number"),
     ):
         if asked:
             return words
@@ -70,6 +69,10 @@ def is_faster(problem: Problem, sizes: Sizes, device: Device) -> bool:
     """
     if sizes.max_seqlen_q > decode_calls.MOST_QUERIES or wgmma.why_not_device(device) is not None:
         return False
+    if (
+        problem.split_keys
+    ):  # with which bits, and so the kernel, depend on nothing else in the batch; not timed yet
+        return False
     multiprocessors = device.multiprocessors
     sets = sizes.batch * problem.num_kv_heads
     rows, most_keys = packed_rows(problem, sizes), most_keys_seen(problem, sizes)
@@ -84,6 +87,7 @@ def is_faster(problem: Problem, sizes: Sizes, device: Device) -> bool:
 
 def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeHopperConfiguration:
     rows = packed_rows(problem, sizes)
+    sets = sizes.batch * problem.num_kv_heads
     return configs.configuration(
         problem.head_dim,
         problem.value_dim,
@@ -91,7 +95,7 @@ def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeH
         problem.page_size,
         softcap=problem.softcap > 0,
         chunk=problem.chunk > 0,
-        parts=configs.parts_for(sizes.batch * problem.num_kv_heads, rows, device.multiprocessors),
+        parts=1 if problem.split_keys else configs.parts_for(sets, rows, device.multiprocessors),
     )
 
 
@@ -182,7 +186,7 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
     def repeat(tensors: Tensors, sizes: Sizes, own_output: bool) -> Repeat | None:
         launch = own.launches.get(key_of(sizes))
         places = None if launch is None else _places(launch, tensors)
-        if launch is None or places is None:
+        if launch is None or places is None or problem.split_keys:
             return None
         return decode_calls.repeat_of(problem, launch.ready, tensors, sizes, index, run, own_output, places)
 
@@ -223,10 +227,12 @@ def _make_launch(
         workers = min(clusters_at_once(function, compiled), workers // parts)
         if workers == 0:  # a part of a GPU may have no such cluster's room
             return _make_launch(own, problem, replace(configuration, parts=1), device, capturing)
-    team = decode_configs.team_for(problem.num_kv_heads, workers)  # which divides them
+    team = (
+        1 if problem.split_keys else decode_configs.team_for(problem.num_kv_heads, workers)
+    )  # which divides them
     launcher = Launcher(function, (parts * workers, 1, 1), compiled, ARGUMENT_BYTES, dependent=True)
     arguments = arguments_of(launcher.buffer)
-    decode_calls.write_plan(arguments, problem, workers, team)
+    decode_calls.write_plan(arguments, problem, workers, team, configs.TILE_KEYS)
     ready = decode_calls.Ready(configuration, launcher, decode_arrival_pool(device.index), {})
     maps = None
     if not configuration.gathered:

@@ -135,6 +135,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
 
         float o[VALUE_DIM / 2] = {};
         hopper::Softmax softmax;
+        const int first_turn = turn;
         const int end = segment.tile + tiles_of_segment(segment);
         for (int tile = segment.tile; tile < end; ++tile, ring.advance(), turn ^= 1) {
             if (turn != warpgroup) continue;
@@ -165,7 +166,8 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
             hopper::release(shared.value_empty(ring.stage));
         }
 
-        // The warpgroups' results meet in shared memory, where nobody reads those of the segment before any more.
+        // The warpgroups' results meet in shared memory, where nobody reads those of the segment before any more. They are added in
+        // the order of their first tiles, so that bits do not depend on the segments before.
         if (16 * (warp % 4) < kRows) {
             const int row = warp % 4 * 16 + lane / 4;
 #pragma unroll
@@ -186,10 +188,12 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
             const int index = warp + i * WARPS;
             if (kQuads % WARPS != 0 && index >= kQuads) break;
             float weights[kConsumers];
-            const Statistics total = combine<kConsumers>(statistics[Quad(index).row(lane)], 1, weights);
+            const float2* const first = &statistics[Quad(index).row(lane)][first_turn];
+            const Statistics total = combine<kConsumers>(first, 1 - 2 * first_turn, weights);
             float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-            for (int w = 0; w < kConsumers; ++w) accumulate(merged, weights[w], results[(w * kQuads + index) * 32 + lane]);
+            for (int w = 0; w < kConsumers; ++w)
+                accumulate(merged, weights[w], results[((w ^ first_turn) * kQuads + index) * 32 + lane]);
 #if PARTS > 1
             gathered.send(lane, index, merged, total);
 #else

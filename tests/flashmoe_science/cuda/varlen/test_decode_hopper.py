@@ -158,6 +158,7 @@ def mapped_at(address: int, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     softcap=st.sampled_from([0.0, 0.0, 2.0]),
     extras=st.sampled_from([(), ("sinks",), ("sinks", "rows")]),
     parts=st.sampled_from([1, 1, 2, 4]),
+    split_keys=st.sampled_from([None, None, 128]),
     data=st.integers(0, 1000),
 )
 @NEEDS_COMPILER
@@ -171,6 +172,7 @@ def test_any_batch(
     softcap: float,
     extras: tuple[str, ...],
     parts: int,
+    split_keys: int | None,
     data: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -185,18 +187,50 @@ def test_any_batch(
     if "sinks" in extras:
         call["sinks"] = 3 * torch.randn(heads[0], generator=torch.Generator().manual_seed(data))
         call["sinks"][0] = -torch.inf
-    chosen = {"causal": causal, "window": window, "softcap": softcap}
-    out, lse = attend(
-        call, options(**chosen), (4, 400), monkeypatch, grid, parts=1 if heads[0] > 8 else parts
-    )
+    chosen = {"causal": causal, "window": window, "softcap": softcap, "split_keys": split_keys}
+    parts = 1 if heads[0] > 8 or split_keys else parts
+    out, lse = attend(call, options(**chosen), (4, 400), monkeypatch, grid, parts=parts)
     assert_as_exact_as_pytorch(out, lse, call, **{**bounds(shape), **chosen})
 
 
 @NEEDS_COMPILER
-def test_keys_that_no_row_sees_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_with_split_keys_the_bits_depend_on_the_sequence_alone(
+    page_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces with an odd number of tiles before it are nothing to a sequence."""
+    keys = (700, 128, 3, 4500, 1000)
+    shape = Shape((2,) * 5, keys, 8, 2, 64, dtype=torch.bfloat16)
+    chosen = options(split_keys=128)
+    together = paged(shape, page_size)
+    out, lse = attend(together, chosen, (2, 4500), monkeypatch, 7)
+    assert_as_exact_as_pytorch(out, lse, together, **bounds(shape), split_keys=128)
+    for grid in (1, 4, 50):
+        again = attend(together, chosen, (2, 4500), monkeypatch, grid)
+        assert torch.equal(again[0], out)
+        assert torch.equal(again[1], lse)
+    for index in range(5):
+        rows = slice(2 * index, 2 * (index + 1))
+        alone = {
+            **together,
+            "query": together["query"][rows].contiguous(),
+            "cu_seqlens_q": together["cu_seqlens_q"][:2],
+            "block_table": together["block_table"][index : index + 1],
+            "seqused_k": together["seqused_k"][index : index + 1],
+        }
+        by_itself = attend(alone, chosen, (2, keys[index]), monkeypatch, 3)
+        assert torch.equal(by_itself[0], out[rows])
+        assert torch.equal(by_itself[1], lse[rows])
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("split_keys", [None, 128])
+def test_keys_that_no_row_sees_have_no_effect(
+    split_keys: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shape = Shape((2, 1), (300, 90), 4, 2, 64, dtype=torch.bfloat16)
     clean = paged(shape, 16)
-    chosen = options(window=(20, 0))
+    chosen = options(window=(20, 0), split_keys=split_keys)
     expected = attend(clean, chosen, (2, 300), monkeypatch)
     dirty = {name: tensor.clone() for name, tensor in clean.items()}
     for index, (queries, keys) in enumerate(zip(shape.queries, shape.keys, strict=True)):
@@ -241,7 +275,6 @@ def test_what_it_cannot_do_is_said() -> None:
         ({"head_dim": 96}, "are 64 or 128"),
         ({"alibi": True}, "ALiBi"),
         ({"tree": True}, "trees"),
-        ({"split_keys": 128}, "split"),
         ({"num_heads": 256}, "up to 64 rows"),
         ({"key_strides": (4096, 68, 64)}, "multiples of 16 bytes"),
         ({"value_strides": (4096, 0, 64)}, "expanded"),

@@ -121,6 +121,27 @@ def test_a_graph_is_replayed_after_lengths_changed() -> None:
         assert_as_exact_as_pytorch(out, lse, {**host, "seqused_k": now}, **given)
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_with_split_keys_a_sequence_alone_has_the_bits_that_it_has_in_a_batch(page_size: int) -> None:
+    shape = Shape((4,) * 5, (900, 4, 33, 5000, 700), 32, 8, 128, dtype=BF16)
+    host = paged(shape, page_size)
+    check(host, shape, split_keys=256)
+    call, given = to(host, "cuda"), {**bounds(shape), "split_keys": 256}
+    out, lse = attend(call, **given)
+    for index in range(len(shape.keys)):
+        rows = slice(4 * index, 4 * index + 4)
+        alone = {
+            **call,
+            "query": call["query"][rows].contiguous(),
+            "cu_seqlens_q": call["cu_seqlens_q"][:2],
+            "block_table": call["block_table"][index : index + 1],
+            "seqused_k": call["seqused_k"][index : index + 1],
+        }
+        by_itself, lse_by_itself = attend(alone, **given)
+        assert torch.equal(by_itself, out[rows])
+        assert torch.equal(lse_by_itself, lse[rows])
+
+
 @pytest.mark.parametrize("queries", [1, 4, 8])
 def test_a_thousand_repetitions_give_the_same_bits(queries: int) -> None:
     """Also where memory is so busy that tiles come late and in another order."""
@@ -136,7 +157,7 @@ def test_beside_the_other_decode_kernel_on_one_stream(monkeypatch: pytest.Monkey
     other_shape = Shape((1,) * 5, (20000, 1, 0, 129, 700), 32, 8, 128, dtype=BF16)
     call, other_call = to(paged(shape, 64, 0), "cuda"), to(paged(other_shape, 64, 1), "cuda")
     given = bounds(shape)
-    by_the_other = {**bounds(other_shape), "split_keys": 1024}  # which this kernel does not do
+    by_the_other = {**bounds(other_shape), "split_keys": 1024}  # for which the other one is taken
     alone = attend(call, **given)
     monkeypatch.delenv(OVERRIDE_VARIABLE)
     forget_calls(monkeypatch)
