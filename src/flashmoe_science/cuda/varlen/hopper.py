@@ -195,7 +195,6 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
     own.launches[usual] = _Launch(problem, usual, device)
     pool = ticket_pool(device.index)
     heads = heads_of_tile(problem)
-    slices = problem.num_heads // heads
     tile_for = _tiles(problem, device)
 
     def run(tensors: Tensors, sizes: Sizes) -> None:
@@ -210,18 +209,26 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
                     raise
                 launch = _Launch(problem, usual, device)
             own.launches[tile] = launch
-        tiles = rows // usual.block_m + sizes.batch + 1
-        if rows >= _MOST_ROWS or tiles * slices >= _MOST_ROWS:
-            raise InputError(
-                f"{tensors.query.shape[0]} query rows are more than a launch can count; split the batch"
-            )
+        tiles = check_rows(problem, usual, tensors, sizes)
         launch.describe(tensors)
         stream = raw_stream(device.index)
         write_call(launch.launcher.buffer, tensors, sizes, pool.take(stream))
-        launch.launcher.config.grid[0] = min(tiles * slices, device.multiprocessors)
+        launch.launcher.config.grid[0] = min(tiles, device.multiprocessors)
         launch.launcher.start(stream)
 
     return run
+
+
+def check_rows(problem: Problem, tile: HopperVarlenConfiguration, tensors: Tensors, sizes: Sizes) -> int:
+    """How many tiles a call has at most. Raises InputError where they, or its rows, are more than a launch counts."""
+    heads = heads_of_tile(problem)
+    rows = tensors.query.shape[0] * heads
+    tiles = (rows // tile.block_m + sizes.batch + 1) * (problem.num_heads // heads)
+    if rows >= _MOST_ROWS or tiles >= _MOST_ROWS:
+        raise InputError(
+            f"{tensors.query.shape[0]} query rows are more than a launch can count; split the batch"
+        )
+    return tiles
 
 
 class _OfThread(threading.local):

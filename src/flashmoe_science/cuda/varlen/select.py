@@ -8,7 +8,7 @@ from typing import Protocol
 
 from flashmoe_science.cuda.choice import Choice, Refusal, not_preferred
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.varlen import decode, decode_hopper, hopper, portable
+from flashmoe_science.cuda.varlen import decode, decode_hopper, hopper, mixed_hopper, portable
 from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
 from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -50,6 +50,7 @@ MODULES: dict[VarlenKernel, KernelModule] = {
     VarlenKernel.DECODE: decode,
     VarlenKernel.DECODE_HOPPER: decode_hopper,
     VarlenKernel.HOPPER: hopper,
+    VarlenKernel.MIXED_HOPPER: mixed_hopper,
     VarlenKernel.PORTABLE: portable,
 }
 """In order of preference, but for the two that decode: the first that takes a call gets it."""
