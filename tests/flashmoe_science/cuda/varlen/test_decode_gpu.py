@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
-from varlen_cases import Call, Shape, bounds, forget_calls, packed, paged, to
+from varlen_cases import Shape, bounds, forget_calls, packed, paged, to
+from varlen_gpu import attend, check, lengths
 from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science import attention_varlen
@@ -30,28 +29,6 @@ BF16, FP16 = torch.bfloat16, torch.float16
 def decode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHMOE_CUDA_VARLEN", "decode")
     forget_calls(monkeypatch)  # those of tests of another kernel
-
-
-def attend(call: Call, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    result = attention_varlen(**call, **options, return_lse=True)  # type: ignore[arg-type]
-    assert isinstance(result, tuple)
-    return result
-
-
-def check(call: Call, shape: Shape, **options: Any) -> None:
-    """On the CPU's tensors, against float64; and that equal calls give equal bits."""
-    given = {**bounds(shape), **options}
-    there = to(call, "cuda")
-    out, lse = attend(there, **given)
-    assert_as_exact_as_pytorch(out, lse, call, **given)
-    again, lse_again = attend(there, **given)
-    assert torch.equal(again, out)
-    assert torch.equal(lse_again, lse)
-
-
-def lengths(count: int, most: int, seed: int = 0) -> tuple[int, ...]:
-    generator = random.Random(seed)
-    return tuple(generator.randrange(0, most) for _ in range(count))
 
 
 @pytest.mark.parametrize("page_size", [0, 1, 16, 48, 64, 544])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
-from varlen_cases import Call, Shape, bounds, cache_beyond_32_bits, forget_calls, packed, paged, to
+from varlen_cases import Shape, bounds, cache_beyond_32_bits, forget_calls, packed, paged, to
+from varlen_gpu import attend, check
 from varlen_reference import assert_as_exact_as_pytorch
-
-from flashmoe_science import attention_varlen
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,19 +32,6 @@ CASES = (  # queries and keys of ragged batches
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHMOE_CUDA_VARLEN", "hopper")
     forget_calls(monkeypatch)  # those of tests of another kernel
-
-
-def attend(call: Call, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    result = attention_varlen(**call, **options, return_lse=True)  # type: ignore[arg-type]
-    assert isinstance(result, tuple)
-    return result
-
-
-def check(call: Call, shape: Shape, **options: Any) -> None:
-    """On the CPU's tensors, against float64."""
-    given = {**bounds(shape), **options}
-    out, lse = attend(to(call, "cuda"), **given)
-    assert_as_exact_as_pytorch(out, lse, call, **given)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from varlen_cases import Call, Shape, bounds, forget_calls, packed, paged, to
+from varlen_cases import Shape, bounds, forget_calls, packed, paged, to
+from varlen_gpu import attend, check
 from varlen_reference import assert_as_exact_as_pytorch
 
-from flashmoe_science import attention_varlen
 from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.varlen.select import OVERRIDE_VARIABLE
 from flashmoe_science.cuda.wgmma import why_not_device
@@ -27,24 +27,6 @@ def by_this_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip(reason)
     monkeypatch.setenv(OVERRIDE_VARIABLE, "mixed_hopper")
     forget_calls(monkeypatch)  # those of tests of another kernel
-
-
-def attend(call: Call, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    result = attention_varlen(**call, **options, return_lse=True)  # type: ignore[arg-type]
-    assert isinstance(result, tuple)
-    return result
-
-
-def check(call: Call, shape: Shape, **options: Any) -> None:
-    """On the CPU's tensors, against float64; and that 20 equal calls give equal bits."""
-    given = {**bounds(shape), **options}
-    there = to(call, "cuda")
-    out, lse = attend(there, **given)
-    assert_as_exact_as_pytorch(out, lse, call, **given)
-    for _ in range(20):
-        again, lse_again = attend(there, **given)
-        assert torch.equal(again, out)
-        assert torch.equal(lse_again, lse)
 
 
 @pytest.mark.parametrize("page_size", [0, 16, 48, 64, 256])
