@@ -24,7 +24,7 @@ OURS = "pages of 64"
 RACED = "h200-serving-again"
 """All ways of a kind in one run."""
 DECODE = "h200-decode-raced"
-"""Decode steps by the kernels of today, beside others."""
+"""Decode steps beside others; its README says which sources ran."""
 PAGES = "h200-decode-pages"
 """Pages of each size beside dense calls."""
 

@@ -58,7 +58,8 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
             return words
     if problem.head_dim not in configs.DIMENSIONS or problem.value_dim not in configs.DIMENSIONS:
         return f"head_dim and value_dim are {configs.DIMENSIONS[0]} or {configs.DIMENSIONS[1]}"
-    return hopper.why_not_strides(problem)
+    by_tma = configs.box_rows(problem.page_size) > 1
+    return hopper.why_not_strides(problem) if by_tma else hopper.why_not_rows(problem)
 
 
 def is_faster(problem: Problem, sizes: Sizes, device: Device) -> bool:
@@ -102,8 +103,9 @@ def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeH
 def choose(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> Choice:
     """See `select.KernelModule`."""
     configuration = configuration_for(problem, sizes, device)
+    keys = "keys copied row by row" if configuration.gathered else "keys by TMA"
     return Choice(
-        VarlenKernel.DECODE_HOPPER, configuration, "few queries: TMA, and wgmma for all rows at once"
+        VarlenKernel.DECODE_HOPPER, configuration, f"few queries: {keys}, wgmma for all rows at once"
     )
 
 

@@ -1,9 +1,9 @@
 // Attention of few query rows over a cache whose lengths lie in device memory, for Hopper (sm_90a): docs/kernels/decode-hopper.md.
 //
 // The work is that of attention_decode.cu: equal shares of all keys (decode/schedule.cuh), sets of rows that blocks share
-// (decode/results.cuh). Here TMA brings keys and values to shared memory and wgmma multiplies them, 64 query rows at a time
-// whatever their number, so that 64 rows take as long as one. Two warpgroups take the tiles of 64 keys in turns, each with a
-// softmax of its own.
+// (decode/results.cuh). Here TMA, or threads where pages are small, bring keys and values to shared memory. wgmma multiplies them, 64
+// query rows at a time whatever their number, so that 64 rows take as long as one. Two warpgroups take the tiles of 64 keys in
+// turns, each with a softmax of its own.
 //
 // Macros, all integers:
 //   HEAD_DIM, VALUE_DIM  64 or 128

@@ -56,14 +56,32 @@ def assert_right(
 @pytest.mark.parametrize("grid", [1, 3, 16])
 @pytest.mark.parametrize("page_size", [0, 1, 5, 8, 16, 24, 48, 64, 256])
 def test_one_token_of_each_sequence(page_size: int, grid: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = paged(ONE_TOKEN, page_size) if page_size else packed(ONE_TOKEN)
+    call = paged(ONE_TOKEN, page_size) if page_size else packed(ONE_TOKEN, spare_keys=3)
     assert_right(ONE_TOKEN, call, monkeypatch, grid)
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("layout", ["HND", "joint", "interleaved"])
-def test_any_strides(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_right(ONE_TOKEN, paged(ONE_TOKEN, 32, layout=layout), monkeypatch)
+@pytest.mark.parametrize("page_size", [5, 32])
+@pytest.mark.parametrize("layout", ["HND", "joint", "interleaved", "values in another order"])
+def test_any_strides(layout: str, page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = paged(ONE_TOKEN, page_size, layout="NHD" if layout.startswith("values") else layout)
+    if layout.startswith("values"):
+        call["value"] = call["value"].transpose(1, 2).contiguous().transpose(1, 2)
+    assert_right(ONE_TOKEN, call, monkeypatch)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_pages_more_than_4_gib_apart(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that nobody touches is not taken."""
+    shape = Shape((1,), (3 * page_size,), 4, 2, 64, dtype=torch.bfloat16)
+    call, apart = paged(shape, page_size, spare_pages=0), (1 << 31) + 1024
+    for name in ("key", "value"):
+        page = call[name][0].numel()
+        far = torch.empty(2 * apart + page, dtype=torch.bfloat16)
+        cache = far.as_strided(call[name].shape, (apart, *call[name].stride()[1:]))
+        call[name] = cache.copy_(call[name])
+    assert_right(shape, call, monkeypatch, 2)
 
 
 @NEEDS_COMPILER
@@ -224,21 +242,24 @@ def test_with_split_keys_the_bits_depend_on_the_sequence_alone(
 
 
 @NEEDS_COMPILER
+@pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("split_keys", [None, 128])
 def test_keys_that_no_row_sees_have_no_effect(
-    split_keys: int | None, monkeypatch: pytest.MonkeyPatch
+    split_keys: int | None, page_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = Shape((2, 1), (300, 90), 4, 2, 64, dtype=torch.bfloat16)
-    clean = paged(shape, 16)
+    clean = paged(shape, page_size)
     chosen = options(window=(20, 0), split_keys=split_keys)
     expected = attend(clean, chosen, (2, 300), monkeypatch)
     dirty = {name: tensor.clone() for name, tensor in clean.items()}
     for index, (queries, keys) in enumerate(zip(shape.queries, shape.keys, strict=True)):
         hidden = torch.arange(keys - queries - 20)
-        page = clean["block_table"][index].long()[hidden // 16]
-        dirty["key"][page, hidden % 16] = torch.nan
-        dirty["value"][page, hidden % 16] = torch.inf
-        dirty["block_table"][index, : len(hidden) // 16] = -1  # pages that the window has left behind
+        page = clean["block_table"][index].long()[hidden // page_size]
+        dirty["key"][page, hidden % page_size] = torch.nan
+        dirty["value"][page, hidden % page_size] = torch.inf
+        dirty["block_table"][index, : len(hidden) // page_size] = (
+            1 << 30
+        )  # pages that the window has left behind
     for given_, wanted in zip(attend(dirty, chosen, (2, 300), monkeypatch), expected, strict=True):
         assert torch.equal(given_, wanted)
 

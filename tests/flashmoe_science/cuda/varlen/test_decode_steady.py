@@ -144,16 +144,17 @@ def test_layers_of_a_step(gpu: Gpu, kind: str, own_output: bool, return_lse: boo
     assert gpu.in_python == 0
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("way", ["native", "python"])
 @pytest.mark.parametrize("own_output", [False, True])
-def test_layers_of_a_step_by_the_kernel_with_tensor_maps(
-    gpu: Gpu, own_output: bool, way: str, monkeypatch: pytest.MonkeyPatch
+def test_layers_of_a_step_by_the_hopper_kernel(
+    gpu: Gpu, own_output: bool, way: str, page_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their caches begin elsewhere, and the maps say so."""
+    """Their caches begin elsewhere, and tensor maps say so, or with pages of 1 addresses."""
     monkeypatch.setenv(KERNEL_VARIABLE, "decode_hopper")
     monkeypatch.setenv(steady.OVERRIDE_VARIABLE, way)
     steady._method.cache_clear()
-    layers = [paged(SHAPE, 16, seed) for seed in range(4)]
+    layers = [paged(SHAPE, page_size, seed) for seed in range(4)]
     for layer in 2 * layers:
         layer["sinks"] = torch.randn(4)
         out = torch.full((3, 4, 64), torch.nan, dtype=torch.bfloat16) if own_output else None

@@ -1,4 +1,4 @@
-// Copies that complete a barrier. COPIES_LATE: 1 does some at once and others when no thread can go on without, these in any order,
+// Copies that complete a barrier, of TMA or of a thread. COPIES_LATE: 1 does some at once and others when no thread can go on without, these in any order,
 // as a GPU may; 0 all at once. So a thread that takes an old round of a barrier for its own finds what was there before.
 #pragma once
 #include "types.cuh"

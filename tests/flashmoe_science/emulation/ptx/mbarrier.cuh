@@ -1,6 +1,7 @@
 // Arrivals, bytes and the phase of a barrier in eight bytes of shared memory.
 #pragma once
 #include "ptx/cp_async.cuh"
+#include "ptx/late.cuh"
 namespace ptx {
 struct Mbarrier { uint16 expected, pending; int bytes_and_phase; };
 inline Mbarrier& mbarrier_at(uint32 a) { return *(Mbarrier*)(block_->arena.data()+a); }
@@ -10,6 +11,14 @@ inline void mbarrier_init(uint32 a, uint32 arrivals) { mbarrier_at(a) = {(uint16
 inline void mbarrier_init_fence() {}
 inline void mbarrier_arrive(uint32 a) { Mbarrier& b = mbarrier_at(a); if (b.pending == 0) abort(); b.pending--; mbarrier_settle(b); }
 inline void mbarrier_expect_bytes(uint32 a, uint32 bytes) { mbarrier_at(a).bytes_and_phase += 2*bytes; mbarrier_arrive(a); }
-inline void mbarrier_arrive_after_copies(uint32 a) { for (Copy c : copies().open) perform(c); copies().open.clear(); mbarrier_arrive(a); }
+// `with`: copies, which it deletes, and the barrier.
+inline void copy_and_arrive(const uint64* with) {
+  auto* const open = (std::vector<Copy>*)with[0]; for (Copy c : *open) perform(c);
+  delete open; mbarrier_arrive(with[1]);
+}
+inline void mbarrier_arrive_after_copies(uint32 a) {
+  auto* const open = new std::vector<Copy>(std::move(copies().open)); copies().open.clear();
+  copy_sooner_or_later({block_, copy_and_arrive, {(uint64)open, a}});
+}
 inline void mbarrier_wait(uint32 a, uint32 parity) { Fibers::yield_while((const unsigned*)&mbarrier_at(a).bytes_and_phase, 1, parity); }
 }

@@ -1,5 +1,5 @@
-// Loads where a page has fewer keys than a box should: each key is looked up, and threads copy its row. Each warp has a quarter of a
-// tile's rows.
+// Loads where pages are of no multiple of 8 keys, so that boxes would have too few rows: each key is looked up, and threads copy its
+// row. Each warp has a quarter of a tile's rows.
 #pragma once
 
 #include "decode_hopper/shared.cuh"
