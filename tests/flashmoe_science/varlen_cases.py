@@ -126,6 +126,20 @@ def paged(
     }
 
 
+def drawn(shape: Shape, page_size: int, seed: int, extras: Sequence[str]) -> Call:
+    """A call over pages, or packed with a page size of 0, with what ``extras`` names: rows (of no sequence), sinks."""
+    spare = 3 if "rows" in extras else 0
+    call = (
+        paged(shape, page_size, seed, spare_rows=spare, garbage=1 << 30)
+        if page_size
+        else packed(shape, seed, spare_rows=spare, spare_keys=spare)
+    )
+    if "sinks" in extras:
+        call["sinks"] = 3 * torch.randn(shape.heads, generator=torch.Generator().manual_seed(seed))
+        call["sinks"][0] = -torch.inf
+    return call
+
+
 def quantized(call: Call, scales: str) -> tuple[Call, Call]:
     """The call with its cache in FP8, and the same with the widened cache in float64: what is right for the first.
 

@@ -15,7 +15,7 @@ from emulated import NEEDS_COMPILER, compile_emulation
 from emulated_decode import inputs_of, options, run_on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from varlen_cases import Shape, bounds, packed, paged
+from varlen_cases import Shape, bounds, drawn, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science.configs.attention import decode as configs
@@ -102,16 +102,8 @@ def test_any_batch(
 ) -> None:
     queries, keys = zip(*lengths, strict=True) if lengths else ((), ())
     shape = Shape(queries, keys, *heads, 32, dtype=torch.bfloat16)
-    spare = 3 if "rows" in extras else 0
-    call = (
-        paged(shape, page_size, data, spare_rows=spare, garbage=1 << 30)
-        if page_size
-        else packed(shape, data, spare_rows=spare, spare_keys=spare)
-    )
+    call = drawn(shape, page_size, data, extras)
     generator = torch.Generator().manual_seed(data)
-    if "sinks" in extras:
-        call["sinks"] = 3 * torch.randn(heads[0], generator=generator)
-        call["sinks"][0] = -torch.inf
     if "slopes" in extras:
         call["alibi_slopes"] = torch.rand(len(keys), heads[0], generator=generator)
     chosen = {"causal": causal, "window": window, "softcap": softcap, "split_keys": split_keys}

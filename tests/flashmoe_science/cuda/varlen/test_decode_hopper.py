@@ -18,7 +18,7 @@ from emulated_decode_hopper import attend
 from emulated_launches import EmulatedMap
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from varlen_cases import Shape, bounds, packed, paged
+from varlen_cases import Shape, bounds, drawn, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science.configs.attention import decode_hopper as configs
@@ -196,15 +196,7 @@ def test_any_batch(
 ) -> None:
     queries, keys = zip(*lengths, strict=True) if lengths else ((), ())
     shape = Shape(queries, keys, *heads, 64, dtype=torch.bfloat16)
-    spare = 3 if "rows" in extras else 0
-    call = (
-        paged(shape, page_size, data, spare_rows=spare, garbage=1 << 30)
-        if page_size
-        else packed(shape, data, spare_rows=spare, spare_keys=spare)
-    )
-    if "sinks" in extras:
-        call["sinks"] = 3 * torch.randn(heads[0], generator=torch.Generator().manual_seed(data))
-        call["sinks"][0] = -torch.inf
+    call = drawn(shape, page_size, data, extras)
     chosen = {"causal": causal, "window": window, "softcap": softcap, "split_keys": split_keys}
     parts = 1 if heads[0] > 8 or split_keys else parts
     out, lse = attend(call, options(**chosen), (4, 400), monkeypatch, grid, parts=parts)
