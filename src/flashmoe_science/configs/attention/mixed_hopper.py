@@ -10,7 +10,7 @@ from flashmoe_science.configs.attention.decode_hopper import DecodeHopperConfigu
 from flashmoe_science.configs.attention.hopper_varlen import Extent, HopperFeatures, HopperVarlenConfiguration
 
 FEW_QUERIES = 8
-"""Query tokens of a sequence that is a decode step's, at most, if its heads' rows are no more than `PRODUCT_ROWS`."""
+"""Query tokens of a decode step, if their heads' rows are at most `PRODUCT_ROWS`; more where rows are left."""
 _ROW_TILES = (1, 2, 4, 8)
 _STAGES = 2
 """Tiles of keys, and of values, of decode steps: one for each warpgroup."""

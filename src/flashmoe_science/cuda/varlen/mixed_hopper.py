@@ -19,8 +19,9 @@ from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.driver import load
 from flashmoe_science.cuda.launch import Launcher
 from flashmoe_science.cuda.repeat import raw_stream
-from flashmoe_science.cuda.tickets import decode_arrival_pool, is_capturing, ticket_pool
+from flashmoe_science.cuda.tickets import decode_arrival_pool, is_capturing
 from flashmoe_science.cuda.varlen import decode_calls, decode_hopper, hopper
+from flashmoe_science.cuda.varlen.decode_workspace import arrival_counters
 from flashmoe_science.cuda.varlen.key_maps import KeyMaps
 from flashmoe_science.cuda.varlen.kind import VarlenKernel
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -98,7 +99,8 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
     compiled = kernel(configuration, problem.dtype)
     load(compiled, index, is_capturing())
     own, grid = _OfThread(), device.multiprocessors
-    tickets, arrivals = ticket_pool(index), decode_arrival_pool(index)
+    arrivals = decode_arrival_pool(index)
+    ticket_at = 4 * arrival_counters(grid, configuration.few)
     write_few = decode_calls.call_writer(problem)
 
     def make_launch() -> _Launch:
@@ -115,11 +117,11 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
             launch = own.launch = make_launch()
         hopper.check_rows(problem, configuration.prompts, tensors, sizes)
         launch.describe(tensors)
-        ticket = tickets.take(stream)
         # The workspace lives until the launch is made: what is allocated after it may lie where it does.
         shared, _workspace = decode_calls.shared_by_launches(
-            launch.ready, problem, sizes, device, stream, capturing
+            launch.ready, problem, sizes, device, stream, capturing, more_counters=1
         )
+        ticket = shared[1] + ticket_at
         launcher = launch.ready.launcher
         hopper.write_call(launcher.buffer, tensors, sizes, ticket)
         write_few(launch.few, tensors, sizes, *shared)

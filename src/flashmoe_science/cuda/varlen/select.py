@@ -78,7 +78,9 @@ def candidates(problem: Problem, device: Device, sizes: Sizes) -> list[VarlenKer
     names = {kind.value: kind for kind in MODULES}
     if named and named not in names:
         raise InputError(f"{OVERRIDE_VARIABLE}={named!r} names no kernel; expected one of {', '.join(names)}")
-    order = list(MODULES)
+    order = [
+        kind for kind in MODULES if kind is not VarlenKernel.MIXED_HOPPER
+    ]  # which has not run on a GPU yet
     if hopper_decodes:
         order.sort(key=lambda kind: kind is not VarlenKernel.DECODE_HOPPER)
     reasons = {

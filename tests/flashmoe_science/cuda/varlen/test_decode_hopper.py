@@ -210,17 +210,17 @@ def test_with_split_keys_the_bits_depend_on_the_sequence_alone(
 ) -> None:
     """Pieces with an odd number of tiles before it are nothing to a sequence."""
     keys = (700, 128, 3, 4500, 1000)
-    shape = Shape((2,) * 5, keys, 8, 2, 64, dtype=torch.bfloat16)
-    chosen = options(split_keys=128)
+    shape = Shape((4,) * 5, keys, 8, 1, 64, dtype=torch.bfloat16)
+    chosen = options(split_keys=256)
     together = paged(shape, page_size)
-    out, lse = attend(together, chosen, (2, 4500), monkeypatch, 7)
-    assert_as_exact_as_pytorch(out, lse, together, **bounds(shape), split_keys=128)
+    out, lse = attend(together, chosen, (4, 4500), monkeypatch, 7)
+    assert_as_exact_as_pytorch(out, lse, together, **bounds(shape), split_keys=256)
     for grid in (1, 4, 50):
-        again = attend(together, chosen, (2, 4500), monkeypatch, grid)
+        again = attend(together, chosen, (4, 4500), monkeypatch, grid)
         assert torch.equal(again[0], out)
         assert torch.equal(again[1], lse)
     for index in range(5):
-        rows = slice(2 * index, 2 * (index + 1))
+        rows = slice(4 * index, 4 * (index + 1))
         alone = {
             **together,
             "query": together["query"][rows].contiguous(),
@@ -228,7 +228,7 @@ def test_with_split_keys_the_bits_depend_on_the_sequence_alone(
             "block_table": together["block_table"][index : index + 1],
             "seqused_k": together["seqused_k"][index : index + 1],
         }
-        by_itself = attend(alone, chosen, (2, keys[index]), monkeypatch, 3)
+        by_itself = attend(alone, chosen, (4, keys[index]), monkeypatch, 3)
         assert torch.equal(by_itself[0], out[rows])
         assert torch.equal(by_itself[1], lse[rows])
 

@@ -66,6 +66,23 @@ def test_a_thousand_repetitions_give_the_same_bits() -> None:
     assert all(torch.equal(attend(call, **given)[0], first) for _ in range(1000))
 
 
+def test_beside_decode_steps_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share a workspace and counters, and a decode step may start before its predecessor has ended."""
+    shapes = (
+        Shape(QUERIES, KEYS, 32, 8, 128, dtype=BF16),
+        Shape((1,) * 5, (20000, 1, 0, 129, 700), 32, 8, 128, dtype=BF16),
+    )
+    calls = [(to(paged(shape, 64, seed), "cuda"), bounds(shape)) for seed, shape in enumerate(shapes)]
+    mixed = attend(calls[0][0], **calls[0][1])
+    monkeypatch.setenv(OVERRIDE_VARIABLE, "decode_hopper")
+    decoded = attend(calls[1][0], **calls[1][1])
+    torch.cuda.synchronize()
+    results = [attend(call, **given) for _ in range(50) for call, given in calls]
+    torch.cuda.synchronize()
+    for number, result in enumerate(results):
+        assert all(map(torch.equal, result, decoded if number % 2 else mixed))
+
+
 def test_a_graph_is_replayed_after_lengths_changed() -> None:
     shape = Shape((200, *(2,) * 7), (900,) * 8, 32, 8, 128, dtype=BF16)
     host = paged(shape, 16)

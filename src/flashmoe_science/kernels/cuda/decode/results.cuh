@@ -83,7 +83,8 @@ __device__ __forceinline__ void write_rows_without_keys(const Parameters& p, int
     for (int sequence = first; sequence <= p.batch; sequence += blocks * each) {
         const int from = p.query_starts[sequence];
         if (sequence == p.batch) {
-            write_nothing(p, from, p.tokens, lane);
+            // With MIXED others have these rows, if there are any others.
+            if (MIXED == 0 || blocks == static_cast<int>(gridDim.x)) write_nothing(p, from, p.tokens, lane);
             continue;
         }
         const int to = p.query_starts[sequence + 1];
