@@ -73,19 +73,9 @@ def _cache_step(problem: Problem) -> int:
 
 
 def shared_by_launches(
-    ready: Ready,
-    problem: Problem,
-    sizes: Sizes,
-    device: Device,
-    stream: int,
-    capturing: bool,
-    more_counters: int = 0,
+    ready: Ready, problem: Problem, sizes: Sizes, device: Device, stream: int, capturing: bool
 ) -> tuple[tuple[int, int], torch.Tensor | None]:
-    """Addresses of workspace and counters, for the next launch on the stream; and the workspace if no other has it.
-
-    Args:
-        more_counters: behind those of `arrival_counters`.
-    """
+    """Addresses of workspace and counters, for the next launch on the stream; and the workspace if no other has it."""
     allocate, most, workspace = cuda_allocator(), device.multiprocessors, None
     if not capturing:
         if ready.pool.is_scarce:
@@ -100,8 +90,7 @@ def shared_by_launches(
     else:
         address = shared_workspace(allocate, device.index, stream, most).data_ptr()
     # After the workspace: what is allocated behind counters may lie where they do.
-    counters = arrival_counters(most, ready.configuration) + more_counters
-    shared = address, ready.pool.take(stream, counters)
+    shared = address, ready.pool.take(stream, arrival_counters(most, ready.configuration))
     if workspace is None:
         ready.of_stream[stream] = shared
     return shared, workspace
