@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import emulated_decode
+import emulated_decode_hopper
 import numpy as np
 import pytest
 import torch
@@ -163,6 +165,24 @@ def test_layers_of_a_step_by_the_hopper_kernel(
     assert gpu.launches == 8
     assert gpu.made == 1
     assert (gpu.in_python > 0) == (way == "python")
+
+
+@pytest.mark.parametrize("kernel", ["decode", "decode_hopper"])
+def test_pieces_are_as_long_as_split_keys(gpu: Gpu, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits depend on where a sequence is cut, and on nothing else."""
+    monkeypatch.setenv(KERNEL_VARIABLE, kernel)
+    shape = Shape((2, 2), (1500, 700), heads=8, kv_heads=1, head_dim=64, dtype=torch.bfloat16)
+    call, most = paged(shape, 16), tuple(bounds(shape).values())
+    for split_keys in (256, 512):
+        out, lse = attention_varlen(**call, **bounds(shape), split_keys=split_keys, return_lse=True)
+        asked = emulated_decode.options(split_keys=split_keys)
+        if kernel == "decode":
+            by_itself = emulated_decode.run_on_cpu(call, asked, most, 7)
+        else:
+            by_itself = emulated_decode_hopper.attend(call, asked, most, monkeypatch, 7)
+        assert torch.equal(out, by_itself[0])
+        assert torch.equal(lse, by_itself[1])
+    assert gpu.launches == 2
 
 
 def test_longer_keys_are_no_other_call_and_no_wrong_ones_are_taken(gpu: Gpu) -> None:
