@@ -145,7 +145,7 @@ def repeat_of(
     ctypes.memmove(buffer, ready.launcher.buffer, len(buffer))
     at = places.parameters
     ctypes.memset(ctypes.addressof(buffer) + at, 0, _OF_CALL.size)
-    mapped = places != OWN_PLACES
+    mapped = places.key != at + OWN_PLACES.key
     pack_address = _ADDRESS.pack_into
     pool, shared_of, address_of = ready.pool, ready.of_stream.get, torch.Tensor.data_ptr
     cache_alignment = ALIGNMENT // cache_step

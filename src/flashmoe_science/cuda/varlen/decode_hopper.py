@@ -59,7 +59,7 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
     if problem.head_dim not in configs.DIMENSIONS or problem.value_dim not in configs.DIMENSIONS:
         return f"head_dim and value_dim are {configs.DIMENSIONS[0]} or {configs.DIMENSIONS[1]}"
     by_tma = configs.box_rows(problem.page_size) > 1
-    return hopper.why_not_strides(problem) if by_tma else hopper.why_not_rows(problem)
+    return hopper.why_not_strides(problem) if by_tma else hopper.why_not_alignment(problem)
 
 
 def is_faster(problem: Problem, sizes: Sizes, device: Device) -> bool:
@@ -187,8 +187,10 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
 
     def repeat(tensors: Tensors, sizes: Sizes, own_output: bool) -> Repeat | None:
         launch = own.launches.get(key_of(sizes))
-        places = None if launch is None else _places(launch, tensors)
-        if launch is None or places is None or problem.split_keys:
+        if launch is None or problem.split_keys:
+            return None
+        places = _places(launch, tensors)
+        if places is None:
             return None
         return decode_calls.repeat_of(problem, launch.ready, tensors, sizes, index, run, own_output, places)
 

@@ -130,9 +130,10 @@ def test_beside_the_other_decode_kernel_on_one_stream(monkeypatch: pytest.Monkey
     """They share a workspace and counters, and each starts while the one before ends."""
     shape = Shape((8,) * 3, (9000, 700, 40), 8, 2, 128, dtype=BF16)
     other_shape = Shape((1,) * 5, (20000, 1, 0, 129, 700), 32, 8, 128, dtype=BF16)
-    call, other_call = to(paged(shape, 64, 0), "cuda"), to(paged(other_shape, 64, 1), "cuda")
-    given = bounds(shape)
-    by_the_other = {**bounds(other_shape), "split_keys": 1024}  # for which the other one is taken
+    slopes = torch.rand(32)  # for which the other one is taken
+    call = to(paged(shape, 64, 0), "cuda")
+    other_call = to({**paged(other_shape, 64, 1), "alibi_slopes": slopes}, "cuda")
+    given, by_the_other = bounds(shape), bounds(other_shape)
     alone = attend(call, **given)
     monkeypatch.delenv(OVERRIDE_VARIABLE)
     forget_calls(monkeypatch)
