@@ -74,13 +74,13 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
 
 def why_not_strides(problem: Problem) -> str | None:
     """Why a kernel that reads keys, values and perhaps queries by TMA does not take a problem; None if it does."""
-    reason = why_not_alignment(problem)
+    reason = why_not_rows(problem)
     if reason is None and any(stride == 0 for stride in _stepped_along(problem)):
         reason = "its tensor maps cannot describe an expanded dimension"
     return reason
 
 
-def why_not_alignment(problem: Problem) -> str | None:
+def why_not_rows(problem: Problem) -> str | None:
     """Why a kernel that reads rows 16 bytes at a time does not take a problem; None if it does."""
     element = problem.dtype.itemsize
     strides = (problem.query_strides, problem.key_strides, problem.value_strides, problem.output_strides)
@@ -201,7 +201,6 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
     own.launches[usual] = _Launch(problem, usual, device)
     pool = ticket_pool(device.index)
     heads = heads_of_tile(problem)
-    slices = problem.num_heads // heads
     tile_for = _tiles(problem, device)
 
     def run(tensors: Tensors, sizes: Sizes) -> None:
@@ -216,18 +215,26 @@ def prepare(problem: Problem, device: Device, most_queries: int) -> Run:
                     raise
                 launch = _Launch(problem, usual, device)
             own.launches[tile] = launch
-        tiles = rows // usual.block_m + sizes.batch + 1
-        if rows >= _MOST_ROWS or tiles * slices >= _MOST_ROWS:
-            raise InputError(
-                f"{tensors.query.shape[0]} query rows are more than a launch can count; split the batch"
-            )
+        tiles = check_rows(problem, usual, tensors, sizes)
         launch.describe(tensors)
         stream = raw_stream(device.index)
         write_call(launch.launcher.buffer, tensors, sizes, pool.take(stream))
-        launch.launcher.config.grid[0] = min(tiles * slices, device.multiprocessors)
+        launch.launcher.config.grid[0] = min(tiles, device.multiprocessors)
         launch.launcher.start(stream)
 
     return run
+
+
+def check_rows(problem: Problem, tile: HopperVarlenConfiguration, tensors: Tensors, sizes: Sizes) -> int:
+    """How many tiles a call has at most. Raises InputError where they, or its rows, are more than a launch counts."""
+    heads = heads_of_tile(problem)
+    rows = tensors.query.shape[0] * heads
+    tiles = (rows // tile.block_m + sizes.batch + 1) * (problem.num_heads // heads)
+    if rows >= _MOST_ROWS or tiles >= _MOST_ROWS:
+        raise InputError(
+            f"{tensors.query.shape[0]} query rows are more than a launch can count; split the batch"
+        )
+    return tiles
 
 
 class _OfThread(threading.local):

@@ -1,4 +1,4 @@
-// Loads by TMA: boxes of 64 columns, each of which lies in a page. A box takes a warp some 70 cycles, as its operands must lie in uniform
+// Loads by TMA: a box for each page and 64 columns. A box takes a warp some 70 cycles, as its operands must lie in uniform
 // registers; so each warp has a panel of keys or of values of its own.
 #pragma once
 

@@ -12,8 +12,8 @@ namespace hopper {
 
 // Macros from the configuration (configs/): HEAD_DIM, VALUE_DIM, CONSUMERS, BLOCK_N, K_STAGES, V_STAGES, Q_STAGES,
 // PING_PONG, SECTION_MIB, CAUSAL, LEFT_WINDOW, SOFTCAP, PAGED, PAGE_ROWS; and CHUNK or TREE, or neither.
-constexpr int PAGES = PAGED ? BLOCK_N / PAGE_ROWS : 1;  // boxes of a panel of a block, each in a page
-static_assert(!PAGED || PAGES * PAGE_ROWS == BLOCK_N, "a block is a number of boxes");
+constexpr int BOXES = PAGED ? BLOCK_N / PAGE_ROWS : 1;  // boxes of a panel of a block, each in a page
+static_assert(!PAGED || BOXES * PAGE_ROWS == BLOCK_N, "a block is a number of boxes");
 
 // Registers per thread after reallocation. The sum over all warps must fit what the launch got: 168 each for three
 // warpgroups, 128 each for four. Producers look sequences and pages up and take more than those of the dense kernel.

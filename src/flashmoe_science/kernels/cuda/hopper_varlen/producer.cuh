@@ -15,7 +15,7 @@ namespace hopper {
 
 // A coordinate outside every tensor: its box is read as zeros, without access to memory.
 constexpr int OUTSIDE = 1 << 30;
-constexpr int PAGES_OF_LANE = (PAGES + 31) / 32;
+constexpr int BOXES_OF_LANE = (BOXES + 31) / 32;
 #if TREE
 constexpr bool ONE_LANE_ISSUES = false;  // what else the producers keep leaves no registers for that
 #else
@@ -23,14 +23,14 @@ constexpr bool ONE_LANE_ISSUES = true;
 #endif
 // So many boxes of pages are told to the lane that issues at a time: few, as registers are.
 constexpr int MOST_AT_ONCE = CONSUMERS == 3 ? 2 : 4;
-constexpr int BOXES_AT_ONCE = PAGES < MOST_AT_ONCE ? PAGES : MOST_AT_ONCE;
+constexpr int BOXES_AT_ONCE = BOXES < MOST_AT_ONCE ? BOXES : MOST_AT_ONCE;
 
 // Where the boxes of a block of keys lie. In pages, lane i has boxes i, i + 32, ...: they are looked up ahead, as the table's
 // latency would stand between two blocks. One lane issues them all: where several do, the compiler makes a loop over them,
 // of which each round costs some 40 cycles.
 struct Boxes {
     int head;  // of keys
-    int page[PAGES_OF_LANE];
+    int page[BOXES_OF_LANE];
     int next_page[BOXES_AT_ONCE];
     int next_slot[BOXES_AT_ONCE];  // of the box's first row in its page
 
@@ -44,11 +44,11 @@ struct Boxes {
     __device__ __forceinline__ void look_up(const Parameters& p, const Tile& tile, int block, int begin, int lane) {
         if (!PAGED) return;
 #pragma unroll
-        for (int i = 0; i < PAGES_OF_LANE; ++i) {
+        for (int i = 0; i < BOXES_OF_LANE; ++i) {
             const int box = lane + 32 * i;
             const int key = block * BLOCK_N + box * PAGE_ROWS;
             page[i] = OUTSIDE;
-            if (box < PAGES && block >= tile.first_block && key < tile.keys && key + PAGE_ROWS > begin) {
+            if (box < BOXES && block >= tile.first_block && key < tile.keys && key + PAGE_ROWS > begin) {
                 page[i] = load_index(p.page_table + tile.place * p.table_row + page_of(p, key));
             }
         }
@@ -60,8 +60,8 @@ struct Boxes {
         const int key = block * BLOCK_N + (first / 32 * 32 + lane) * PAGE_ROWS;
         const int slot = key - page_of(p, key) * p.page_size;
 #pragma unroll
-        for (int i = 0; i < BOXES_AT_ONCE && first + i < PAGES; ++i) {
-            next_page[i] = __shfl_sync(ALL_LANES, page[PAGES_OF_LANE > 1 ? first / 32 : 0], (first + i) % 32);
+        for (int i = 0; i < BOXES_AT_ONCE && first + i < BOXES; ++i) {
+            next_page[i] = __shfl_sync(ALL_LANES, page[BOXES_OF_LANE > 1 ? first / 32 : 0], (first + i) % 32);
             next_slot[i] = __shfl_sync(ALL_LANES, slot, (first + i) % 32);
         }
     }
@@ -86,10 +86,10 @@ struct Boxes {
             if (lane == 0) ptx::mbarrier_expect_bytes(barrier, PANELS * BLOCK_PANEL_BYTES);
             __syncwarp();
 #pragma unroll
-            for (int i = 0; i < PAGES_OF_LANE; ++i) {
+            for (int i = 0; i < BOXES_OF_LANE; ++i) {
                 const int box = lane + 32 * i;
                 const int key = block * BLOCK_N + box * PAGE_ROWS;
-                if (box >= PAGES) break;
+                if (box >= BOXES) break;
 #pragma unroll
                 for (int panel = 0; panel < PANELS; ++panel) {
                     ptx::tma_load(map, destination + panel * BLOCK_PANEL_BYTES + box * PAGE_ROWS * panel::ROW_BYTES, barrier,
@@ -98,13 +98,13 @@ struct Boxes {
             }
             return;
         }
-#pragma unroll(PAGES > 32 ? PAGES : 1)  // a loop takes fewer registers; `page` is no array in memory
-        for (int first = 0; first < PAGES; first += BOXES_AT_ONCE) {
+#pragma unroll(BOXES > 32 ? BOXES : 1)  // a loop takes fewer registers; `page` is no array in memory
+        for (int first = 0; first < BOXES; first += BOXES_AT_ONCE) {
             if (first > 0) tell(p, block, first, lane);
             if (ptx::elect_lane()) {
                 if (first == 0) ptx::mbarrier_expect_bytes(barrier, PANELS * BLOCK_PANEL_BYTES);
 #pragma unroll
-                for (int i = 0; i < BOXES_AT_ONCE && first + i < PAGES; ++i) {
+                for (int i = 0; i < BOXES_AT_ONCE && first + i < BOXES; ++i) {
 #pragma unroll
                     for (int panel = 0; panel < PANELS; ++panel) {
                         ptx::tma_load(map, destination + panel * BLOCK_PANEL_BYTES + (first + i) * PAGE_ROWS * panel::ROW_BYTES,
@@ -154,18 +154,18 @@ __device__ __forceinline__ int first_key_of(const Parameters& p, const Tile& til
 
 // One warp: hands out tiles. The next is looked for while the keys of one are loaded, and not before: a block that draws ahead
 // takes from those that have less to do.
-__device__ __forceinline__ void hand_out_tiles(const Parameters& p, const Shared& shared) {
+__device__ __forceinline__ void hand_out_tiles(const Parameters& p, const Shared& shared, int index, int blocks) {
     const int lane = threadIdx.x % 32;
     Scheduler scheduler(p);
     Ring<SLOTS> slot;
     Ring<1> begun;
-    int number = static_cast<int>(blockIdx.x);
+    int number = index;
     int ticket = -1;
     while (scheduler.publish(p, shared, slot, number)) {
         ptx::mbarrier_wait(shared.tile_begun(), begun.parity);
         begun.advance();
         if (lane == 0) ticket = atomicAdd(p.ticket, 1);
-        number = __shfl_sync(ALL_LANES, ticket, 0) + static_cast<int>(gridDim.x);
+        number = __shfl_sync(ALL_LANES, ticket, 0) + blocks;
     }
     if (lane == 0 && ticket >= 0) give_back(p, ticket, scheduler.before);
 }

@@ -1,4 +1,4 @@
-// Which tile next. The grid is persistent: block b starts with tile b, then takes tickets.
+// Which tile next. Blocks are persistent: block b starts with tile b, then takes tickets.
 //
 // Tiles are numbered so that the dear ones come first: by class, of which each spans half an octave of blocks of keys; in a class
 // by sequence, slice, and row from the last one up. Under a causal mask short sequences of more than a tile come after the others,
