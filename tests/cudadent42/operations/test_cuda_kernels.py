@@ -70,6 +70,7 @@ def test_which_kernels_an_architecture_gets() -> None:
     }
     assert functions == turing | few | moe | losses | experts | {"attention_varlen"}
     hopper = {"attention_decode_hopper", "attention_hopper", "attention_hopper_varlen", "moe_hopper"}
+    hopper |= {"attention_mixed_hopper"}
     hopper |= {
         f"attention_backward_{step}"
         for step in ("short", "prepare", "hopper", "convert", "two_pass_query", "two_pass_key_value")

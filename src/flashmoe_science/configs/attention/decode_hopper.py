@@ -45,6 +45,7 @@ class DecodeHopperConfiguration:
     chunk: bool = False
     parts: int = 1
     """Blocks of a cluster that go through the same segments, each through a part of the keys."""
+    tile_keys: int = TILE_KEYS
 
     @property
     def gathered(self) -> bool:
@@ -71,7 +72,7 @@ class DecodeHopperConfiguration:
 
     @property
     def shared_bytes(self) -> int:
-        stage = 2 * TILE_KEYS * (self.head_dim + self.value_dim) + 2 * _BARRIERS
+        stage = 2 * self.tile_keys * (self.head_dim + self.value_dim) + 2 * _BARRIERS
         queries = 2 * PRODUCT_ROWS * self.head_dim
         results = WARPGROUPS * self.quads * 32 * 16
         gathered = self.quads * 32 * 16 + 8 * self.parts * self.rows if self.parts > 1 else 0

@@ -73,9 +73,19 @@ def _cache_step(problem: Problem) -> int:
 
 
 def shared_by_launches(
-    ready: Ready, problem: Problem, sizes: Sizes, device: Device, stream: int, capturing: bool
+    ready: Ready,
+    problem: Problem,
+    sizes: Sizes,
+    device: Device,
+    stream: int,
+    capturing: bool,
+    more_counters: int = 0,
 ) -> tuple[tuple[int, int], torch.Tensor | None]:
-    """Addresses of workspace and counters, for the next launch on the stream; and the workspace if no other has it."""
+    """Addresses of workspace and counters, for the next launch on the stream; and the workspace if no other has it.
+
+    Args:
+        more_counters: behind those of `arrival_counters`.
+    """
     allocate, most, workspace = cuda_allocator(), device.multiprocessors, None
     if not capturing:
         if ready.pool.is_scarce:
@@ -90,7 +100,8 @@ def shared_by_launches(
     else:
         address = shared_workspace(allocate, device.index, stream, most).data_ptr()
     # After the workspace: what is allocated behind counters may lie where they do.
-    shared = address, ready.pool.take(stream, arrival_counters(most, ready.configuration))
+    counters = arrival_counters(most, ready.configuration) + more_counters
+    shared = address, ready.pool.take(stream, counters)
     if workspace is None:
         ready.of_stream[stream] = shared
     return shared, workspace

@@ -259,6 +259,6 @@ def _places(launch: _Launch, tensors: Tensors) -> decode_calls.Places | None:
     return decode_calls.Places(MAPS_BYTES, offset, MAP_BYTES + offset)
 
 
-def arguments_of(buffer: Any) -> Any:
+def arguments_of(buffer: Any, at: int = MAPS_BYTES) -> Any:
     """The kernel's `Parameters` in a launch's buffer, as `decode_calls` writes them."""
-    return (ctypes.c_char * decode_calls.ARGUMENT_BYTES).from_buffer(buffer, MAPS_BYTES)
+    return (ctypes.c_char * decode_calls.ARGUMENT_BYTES).from_buffer(buffer, at)

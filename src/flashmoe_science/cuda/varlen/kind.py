@@ -13,6 +13,7 @@ class VarlenKernel(Enum):
     DECODE = "decode"
     DECODE_HOPPER = "decode_hopper"
     HOPPER = "hopper"
+    MIXED_HOPPER = "mixed_hopper"
     PORTABLE = "portable"
 
 

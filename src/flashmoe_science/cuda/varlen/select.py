@@ -8,7 +8,7 @@ from typing import Protocol
 
 from flashmoe_science.cuda.choice import Choice, Refusal, not_preferred
 from flashmoe_science.cuda.device import Device
-from flashmoe_science.cuda.varlen import decode, decode_hopper, hopper, portable
+from flashmoe_science.cuda.varlen import decode, decode_hopper, hopper, mixed_hopper, portable
 from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
 from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -50,6 +50,7 @@ MODULES: dict[VarlenKernel, KernelModule] = {
     VarlenKernel.DECODE: decode,
     VarlenKernel.DECODE_HOPPER: decode_hopper,
     VarlenKernel.HOPPER: hopper,
+    VarlenKernel.MIXED_HOPPER: mixed_hopper,
     VarlenKernel.PORTABLE: portable,
 }
 """In order of preference, but for the two that decode: the first that takes a call gets it."""
@@ -77,7 +78,9 @@ def candidates(problem: Problem, device: Device, sizes: Sizes) -> list[VarlenKer
     names = {kind.value: kind for kind in MODULES}
     if named and named not in names:
         raise InputError(f"{OVERRIDE_VARIABLE}={named!r} names no kernel; expected one of {', '.join(names)}")
-    order = list(MODULES)
+    order = [
+        kind for kind in MODULES if kind is not VarlenKernel.MIXED_HOPPER
+    ]  # which has not run on a GPU yet
     if hopper_decodes:
         order.sort(key=lambda kind: kind is not VarlenKernel.DECODE_HOPPER)
     reasons = {

@@ -94,7 +94,7 @@ attention_decode(const __grid_constant__ Parameters p) {
     __shared__ Gathering gathering[1];
     gathering->open();
 #endif
-    const Team team(p);
+    const Team team(p, workers());
 #if DEPENDENT
     if (!warm_up(p)) return;
     wait_for_predecessor();
@@ -102,7 +102,7 @@ attention_decode(const __grid_constant__ Parameters p) {
     if (warp == 0) {
         begin_share(p, team, cursor[0], segments[0], lane);
     } else {
-        write_rows_without_keys(p, warp, lane);
+        write_rows_without_keys(p, warp, lane, static_cast<int>(gridDim.x));
     }
     __syncthreads();
     if (segments[0].passes == 0) return;

@@ -51,5 +51,5 @@ extern "C" __global__ void CLUSTER_SHAPE __launch_bounds__(kThreads, 1)
     __shared__ Meeting meetings[kSlots];
     __shared__ Cursor cursor[1];
     __shared__ float2 statistics[kRows][kConsumers];
-    go_through_share(parameters.rest, parameters.maps, raw, Work{segments, meetings, cursor, statistics});
+    go_through_share(parameters.rest, parameters.maps, raw, Work{segments, meetings, cursor, statistics}, workers());
 }

@@ -10,6 +10,9 @@
 #ifndef PARTS
 #define PARTS 1
 #endif
+#ifndef MIXED
+#define MIXED 0
+#endif
 #ifndef TILE_KEYS
 #define TILE_KEYS 16
 #endif

@@ -77,13 +77,18 @@ __device__ __forceinline__ void write_nothing(const Parameters& p, int from, int
     }
 }
 
-// Rows without keys, and of no sequence. Warps 1 to WARPS - 1 of the blocks, one of whose others looks for the share meanwhile.
-__device__ __forceinline__ void write_rows_without_keys(const Parameters& p, int warp, int lane) {
+// Rows without keys, and of no sequence. Warps 1 to WARPS - 1 of so many blocks, one of whose others looks for the share meanwhile.
+__device__ __forceinline__ void write_rows_without_keys(const Parameters& p, int warp, int lane, int blocks) {
     const int each = WARPS - 1, first = static_cast<int>(blockIdx.x) * each + warp - 1;
-    for (int sequence = first; sequence <= p.batch; sequence += static_cast<int>(gridDim.x) * each) {
+    for (int sequence = first; sequence <= p.batch; sequence += blocks * each) {
         const int from = p.query_starts[sequence];
-        if (sequence == p.batch) write_nothing(p, from, p.tokens, lane);
-        else if (Extent(p, sequence).rows == 0) write_nothing(p, from, p.query_starts[sequence + 1], lane);
+        if (sequence == p.batch) {
+            // With MIXED others have these rows, if there are any others.
+            if (MIXED == 0 || blocks == static_cast<int>(gridDim.x)) write_nothing(p, from, p.tokens, lane);
+            continue;
+        }
+        const int to = p.query_starts[sequence + 1];
+        if (!is_others(p, to - from) && Extent(p, sequence).rows == 0) write_nothing(p, from, to, lane);
     }
 }
 

@@ -76,6 +76,14 @@ __device__ __forceinline__ bool warm_up(const Parameters& p) {
 // Called, as most blocks need none, and inlined it lies between the instructions that all wait for.
 __device__ __noinline__ int quotient(int x, int y) { return x / y; }
 
+// With MIXED, so many packed rows, sequences with more are other blocks' work.
+__device__ __forceinline__ bool is_others(const Parameters& p, int queries) { return MIXED > 0 && queries * p.group > MIXED; }
+
+// Shares of so many teams. Their number is the host's, unless blocks of the grid have other work.
+__device__ __forceinline__ int by_teams(const Parameters& p, int x, int teams) {
+    return MIXED > 0 ? quotient(x, teams) : divide(x, p.by_teams);
+}
+
 __device__ __forceinline__ int tiles_of(int keys) { return static_cast<int>(static_cast<uint32>(keys + kTileKeys - 1) / kTileKeys); }
 
 // What a sequence asks for.
@@ -94,7 +102,7 @@ struct Extent {
             key_start = p.key_starts[sequence];
             keys = p.key_lengths != nullptr ? p.key_lengths[sequence] : p.key_starts[sequence + 1] - key_start;
         }
-        rows = max(0, queries * p.group);
+        rows = is_others(p, queries) ? 0 : max(0, queries * p.group);
         past = keys - queries;
         first_key = max(0, begin_of_seen(p, past));
         // The last query sees the most keys; without `right` all.
@@ -115,8 +123,8 @@ __device__ __forceinline__ int unit_count(const Parameters& p, int tiles, int un
 struct Team {
     int count, index, first_head, heads;
 
-    __device__ __forceinline__ explicit Team(const Parameters& p)
-        : count(divide(workers(), p.by_team)), index(divide(worker(), p.by_team)),
+    __device__ __forceinline__ Team(const Parameters& p, int workers)
+        : count(divide(workers, p.by_team)), index(divide(worker(), p.by_team)),
           heads(divide(p.kv_heads, p.by_team)) {
         first_head = (worker() - index * p.team) * heads;
     }
@@ -270,7 +278,7 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Team team, Curs
             }
         }
         if (CLUSTER > 1 || PARTS > 1) {
-            const int equal = divide(all_tiles + team.count - 1, p.by_teams), sets = total_of_warp(own_sets);
+            const int equal = by_teams(p, all_tiles + team.count - 1, team.count), sets = total_of_warp(own_sets);
             const int most_tiles = equal + equal / 16 + kTilesOfMeeting;
             if (PARTS > 1 && sets <= team.count && longest <= most_tiles) {  // a worker has a set
                 unit_tiles = 1 << (32 - __clz(longest));
@@ -294,7 +302,7 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Team team, Curs
         }
     }
     const int all = __shfl_sync(0xffffffffu, up_to, p.batch > 1 ? 31 : 0);
-    const int share = gathers ? 1 : max(1, divide(all + team.count - 1, p.by_teams));
+    const int share = gathers ? 1 : max(1, by_teams(p, all + team.count - 1, team.count));
     const int begin = min(team.index * share, all);
     const int before = up_to - own;
     if (lane == 0 && begin == all) segment.passes = 0;

@@ -16,8 +16,9 @@ struct Work {
     float2 (*statistics)[kConsumers];  // [kRows]
 };
 
-// All threads of a block; `raw`: where dynamic shared memory begins.
-__device__ __forceinline__ void go_through_share(const Parameters& p, const Maps& maps, unsigned char* raw, const Work& work) {
+// All threads of a block, one of so many workers; `raw`: where dynamic shared memory begins.
+__device__ __forceinline__ void go_through_share(const Parameters& p, const Maps& maps, unsigned char* raw, const Work& work,
+                                                 int workers) {
     // Dynamic shared memory is only guaranteed to start on 16 bytes; the launch asks for 1024 more.
     const uint32 start = shared_address(raw), skipped = (1024 - start % 1024) % 1024;
     const Shared shared{start + skipped};
@@ -37,8 +38,8 @@ __device__ __forceinline__ void go_through_share(const Parameters& p, const Maps
     if (!warm_up(p)) return;
     wait_for_predecessor();
 #endif
-    if (warp == kConsumerWarps) begin_share(p, Team(p), *work.cursor, work.segments[0], lane);
-    else if (warp > 0 && warp < WARPS) write_rows_without_keys(p, warp, lane);
+    if (warp == kConsumerWarps) begin_share(p, Team(p, workers), *work.cursor, work.segments[0], lane);
+    else if (warp > 0 && warp < WARPS) write_rows_without_keys(p, warp, lane, PARTS * workers);
     __syncthreads();
 #if PARTS > 1
     cluster::wait_for_peers();

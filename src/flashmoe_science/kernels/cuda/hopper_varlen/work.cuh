@@ -69,6 +69,9 @@ struct Sequence {
             return;
         }
         tokens = load_index(p.query_starts + index + 1) - query_start;
+#if MIXED
+        if (tokens * (p.group << p.heads_shift) <= MIXED) tokens = 0;  // other blocks' work
+#endif
         place = index;
         if (!PAGED) place = load_index(p.key_starts + index);
         keys = p.key_counts != nullptr ? load_index(p.key_counts + index) : load_index(p.key_starts + index + 1) - place;
