@@ -74,13 +74,13 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
 
 def why_not_strides(problem: Problem) -> str | None:
     """Why a kernel that reads keys, values and perhaps queries by TMA does not take a problem; None if it does."""
-    reason = why_not_rows(problem)
+    reason = why_not_alignment(problem)
     if reason is None and any(stride == 0 for stride in _stepped_along(problem)):
         reason = "its tensor maps cannot describe an expanded dimension"
     return reason
 
 
-def why_not_rows(problem: Problem) -> str | None:
+def why_not_alignment(problem: Problem) -> str | None:
     """Why a kernel that reads rows 16 bytes at a time does not take a problem; None if it does."""
     element = problem.dtype.itemsize
     strides = (problem.query_strides, problem.key_strides, problem.value_strides, problem.output_strides)
