@@ -48,7 +48,7 @@ _SHARED = re.compile(r"__shared__ (\w+) (\w+)((?:\[[^\]]+\])*);")
 _DYNAMIC_SHARED = "extern __shared__ __align__(1024) char shared_memory[];"
 _ARENA = "char* const shared_memory = block_->arena.data();"
 _RAW_SHARED = "extern __shared__ unsigned char raw[];"
-_RAW_ARENA = "char* const raw = block_->arena.data();"
+_RAW_ARENA = "auto* const raw = reinterpret_cast<unsigned char*>(block_->arena.data());"
 
 
 _AHEAD = "ahead.h"
