@@ -57,7 +57,9 @@ _READ_AHEAD = ("ELEMENT_BF16", "COPIES_LATE")
 """The macros that it reads."""
 
 
-def compile_emulation(kernel: CudaKernel, parameters: str, *, copies_late: bool = True) -> ctypes.CDLL:
+def compile_emulation(
+    kernel: CudaKernel, parameters: str, *, copies_late: bool = True, together: bool = False
+) -> ctypes.CDLL:
     """A library whose `run(arguments, blocks)` runs a grid of the kernel, which may use dynamic shared memory.
 
     Each CUDA thread is a fiber.
@@ -66,12 +68,12 @@ def compile_emulation(kernel: CudaKernel, parameters: str, *, copies_late: bool 
         parameters: name of the struct that the kernel takes.
         copies_late: asynchronous copies happen when they are waited for, as late as a GPU may do them, and those that
             complete a barrier at once or late, in any order; else at once, as early as it may.
+        together: blocks with shared variables may run at a time, by `run_together`.
     """
     text = (KERNEL_DIRECTORY / kernel.source).read_text()
     text = text.replace(_DYNAMIC_SHARED, _ARENA).replace(_RAW_SHARED, _RAW_ARENA)
-    if (
-        kernel.cluster_blocks > 1
-    ):  # each block has shared variables of its own, behind its dynamic shared memory
+    together = together or kernel.cluster_blocks > 1
+    if together:  # each block has shared variables of its own, behind its dynamic shared memory
         text = _SHARED.sub(r"auto& \2 = *shared_alloc<\1\3>();", text)
     macros = {
         **kernel.macros,
@@ -80,7 +82,7 @@ def compile_emulation(kernel: CudaKernel, parameters: str, *, copies_late: bool 
         "PARAMETERS": parameters,
         "BLOCK_THREADS": kernel.threads_per_block,
         "CLUSTER_BLOCKS": kernel.cluster_blocks,
-        "DYNAMIC_BYTES": kernel.dynamic_shared_bytes if kernel.cluster_blocks > 1 else 0,
+        "DYNAMIC_BYTES": kernel.dynamic_shared_bytes if together else 0,
         "COPIES_LATE": int(copies_late),
     }
     return _compiled(kernel.function, text + (EMULATION / "launch_blocks.inc").read_text(), macros)

@@ -23,7 +23,7 @@ from problems import H200
 
 @functools.cache
 def library(configuration: DecodeHopperConfiguration, dtype: torch.dtype) -> ctypes.CDLL:
-    return compile_emulation(decode_hopper.kernel(configuration, dtype), "HopperParameters")
+    return compile_emulation(decode_hopper.kernel(configuration, dtype), "HopperParameters", together=True)
 
 
 def attend(
@@ -34,11 +34,13 @@ def attend(
     grid: int = 3,
     team: int = 1,
     parts: int = 1,
+    together: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and lse of the emulated kernel; both begin as NaN.
 
     Args:
         grid: blocks, or clusters of ``parts`` blocks.
+        together: all blocks at a time, in place of one (or one cluster) after another; with ``parts`` 1.
     """
     monkeypatch.setattr(key_maps, "TensorMap", EmulatedMap)
     inputs = inputs_of(call)
@@ -61,6 +63,10 @@ def attend(
     decode_calls.call_writer(problem)(arguments, tensors, checked, workspace.data_ptr(), arrivals.data_ptr())
     if not configuration.gathered:
         KeyMaps(buffer, 0, problem, configuration.box_rows, read_once=True).describe(tensors)
-    library(configuration, problem.dtype).run(buffer, grid * parts)
+    blocks = grid * parts
+    if together:
+        library(configuration, problem.dtype).run_together(buffer, blocks, 1, blocks)
+    else:
+        library(configuration, problem.dtype).run(buffer, blocks)
     assert not arrivals.any(), "counters are zero after a launch"
     return output, lse

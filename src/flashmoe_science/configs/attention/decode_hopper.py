@@ -22,6 +22,8 @@ _LEAST_BOX_ROWS = 8
 """Of fewer, a warp has no time for all boxes of a tile: 70 cycles each."""
 _MOST_ROWS_OF_PARTS = 32
 """With more, shared memory has no room for what blocks of a cluster send each other."""
+_MOST_ROWS_OF_ONE = 16
+_FEWEST_TOGETHER = 8
 _ALIGNMENT = 1024
 _SLOTS = 4
 _BARRIERS = 16
@@ -46,6 +48,8 @@ class DecodeHopperConfiguration:
     parts: int = 1
     """Blocks of a cluster that go through the same segments, each through a part of the keys."""
     tile_keys: int = TILE_KEYS
+    together: bool = False
+    """Whether blocks that share a set of rows wait for each other and each finish a part of it."""
 
     @property
     def gathered(self) -> bool:
@@ -96,6 +100,15 @@ def parts_for(sets: int, rows: int, multiprocessors: int) -> int:
     return 2 if two_each and rows <= _MOST_ROWS_OF_PARTS else 1
 
 
+def finish_together(sets: int, rows: int, multiprocessors: int) -> bool:
+    """Whether blocks that share a set finish it together: where the last one would read many results of many rows.
+
+    Args:
+        sets, rows: as of `parts_for`.
+    """
+    return rows > _MOST_ROWS_OF_ONE and _FEWEST_TOGETHER * sets <= multiprocessors
+
+
 def configuration(
     head_dim: int,
     value_dim: int,
@@ -105,11 +118,16 @@ def configuration(
     softcap: bool = False,
     chunk: bool = False,
     parts: int = 1,
+    together: bool = False,
 ) -> DecodeHopperConfiguration:
-    """The kernel for so many packed rows (query tokens x heads that share keys); ``parts`` as `parts_for` has it."""
+    """The kernel for so many packed rows (query tokens x heads that share keys); ``parts`` as `parts_for` has it,
+    ``together`` as `finish_together` does.
+    """
     row_tiles = next((tiles for tiles in _ROW_TILES if 8 * tiles >= rows), _ROW_TILES[-1])
     least = DecodeHopperConfiguration(
         head_dim, value_dim, row_tiles, 1, box_rows(page_size), page_size > 0, softcap, chunk, parts
     )
+    if together and not least.gathered:  # threads that copy rows leave too few registers
+        least = replace(least, together=True)
     stages = _IN_FLIGHT // (2 * TILE_KEYS * (head_dim + value_dim))
     return replace(least, stages=stages // WARPGROUPS * WARPGROUPS)

@@ -88,7 +88,8 @@ def is_faster(problem: Problem, sizes: Sizes, device: Device) -> bool:
 
 def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeHopperConfiguration:
     rows = packed_rows(problem, sizes)
-    sets = sizes.batch * problem.num_kv_heads
+    sets, multiprocessors = sizes.batch * problem.num_kv_heads, device.multiprocessors
+    cuts_anywhere = not problem.split_keys
     return configs.configuration(
         problem.head_dim,
         problem.value_dim,
@@ -96,7 +97,8 @@ def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeH
         problem.page_size,
         softcap=problem.softcap > 0,
         chunk=problem.chunk > 0,
-        parts=1 if problem.split_keys else configs.parts_for(sets, rows, device.multiprocessors),
+        parts=configs.parts_for(sets, rows, multiprocessors) if cuts_anywhere else 1,
+        together=cuts_anywhere and configs.finish_together(sets, rows, multiprocessors),
     )
 
 
@@ -124,6 +126,7 @@ def kernel(configuration: DecodeHopperConfiguration, dtype: torch.dtype) -> Cuda
             "SCORE_CHANGES": int(configuration.softcap),
             **({"CHUNK": 1} if configuration.chunk else {}),
             **({"PARTS": configuration.parts} if configuration.parts > 1 else {}),
+            **({"TOGETHER": 1} if configuration.together else {}),
             "DEPENDENT": 1,
             "QUERY_BF16": int(dtype == torch.bfloat16),
             "ELEMENT_BF16": int(dtype == torch.bfloat16),

@@ -39,10 +39,17 @@ def shared_workspace(allocate: Allocate, device: int, stream: int, grid: int) ->
     """
     workspace = _workspaces.of_stream.get((device, stream))
     if workspace is None:
-        size = 2 * grid * max(configs.MOST_QUADS, decode_hopper.MOST_QUADS) * _PARTIAL_BYTES
+        size = 2 * grid * max(configs.MOST_QUADS, decode_hopper.MOST_QUADS) * _PARTIAL_BYTES + _taken_bytes(
+            grid
+        )
         workspace = kept(lambda: allocate((size,), (1,), torch.uint8))
         _workspaces.of_stream[device, stream] = workspace
     return workspace
+
+
+def _taken_bytes(grid: int) -> int:
+    """Behind the results: which of a warp's parts of a set are taken."""
+    return 4 * grid * decode_hopper.WARPS
 
 
 def arrival_counters(grid: int, configuration: DecodeConfiguration | DecodeHopperConfiguration) -> int:
@@ -59,7 +66,7 @@ def workspace_bytes(
     """
     slot = configuration.quads * _PARTIAL_BYTES
     if not problem.split_keys:
-        return 2 * grid * slot
+        return 2 * grid * slot + _taken_bytes(grid)
     rows = packed_rows(problem, sizes)
     sets = sizes.batch * problem.num_kv_heads * -(-rows // configuration.rows)
     pieces = sets * (-(-sizes.max_seqlen_k // problem.split_keys) + 1)

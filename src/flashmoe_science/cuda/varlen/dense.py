@@ -99,7 +99,7 @@ _calls = Calls(_checked_before, _make_call, options=4)
 def _run(problem: Problem, device: Device, sizes: Sizes) -> Run | None:
     """What makes the call where another kernel than the portable one takes it."""
     try:
-        kinds = candidates(problem, device, sizes)
+        kinds = candidates(problem, device, sizes, sizes.batch * sizes.max_seqlen_q)
     except NoKernelError:
         return None  # the dense launch says what is wrong
     return (

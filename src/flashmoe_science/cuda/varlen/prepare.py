@@ -10,7 +10,7 @@ from flashmoe_science.cuda.device import Device, device_of
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.repeat import current_device
 from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
-from flashmoe_science.cuda.varlen.select import MODULES, candidates, is_widened, like
+from flashmoe_science.cuda.varlen.select import MODULES, Like, candidates, is_widened, like
 from flashmoe_science.errors import KernelDefectError
 from flashmoe_science.varlen import dequantized
 from flashmoe_science.varlen.problem import Problem, Repeat, Repeatable, Run, Sizes, Tensors
@@ -19,24 +19,23 @@ from flashmoe_science.varlen.problem import Problem, Repeat, Repeatable, Run, Si
 def prepare(problem: Problem, device: torch.device) -> Run:
     """See `flashmoe_science.varlen.problem.Backend`.
 
-    Which kernel takes a call may depend on how many queries its sequences have at most, by powers of two, and on which
-    decode kernel is faster: each is made ready when it first comes.
+    Which kernel takes a call may depend on its sizes (`select.Like`): each is made ready when it first comes.
     """
     index = device.index
-    runs: dict[tuple[int, bool], Run] = {}
+    runs: dict[Like, Run] = {}
 
-    def make_ready(sizes: Sizes) -> Run:
+    def make_ready(sizes: Sizes, tokens: int) -> Run:
         gpu, most_queries = device_of(index), bucket(sizes.max_seqlen_q)
         make_context_current(index)
 
         def prepare_on(problem: Problem) -> Run:
-            return first_of(candidates(problem, gpu, sizes), problem, gpu, most_queries)
+            return first_of(candidates(problem, gpu, sizes, tokens), problem, gpu, most_queries)
 
         if is_widened(problem, gpu, most_queries):
             run = dequantized.prepare(problem, problem.dtype, prepare_on)
         else:
             run = prepare_on(problem)
-        runs[like(problem, gpu, sizes)] = run
+        runs[like(problem, gpu, sizes, tokens)] = run
         return run
 
     def run(tensors: Tensors, sizes: Sizes) -> None:
@@ -44,13 +43,14 @@ def prepare(problem: Problem, device: torch.device) -> Run:
             with torch.cuda.device(index):
                 run(tensors, sizes)
             return
-        ready = runs.get(like(problem, device_of(index), sizes))
+        tokens = tensors.query.shape[0]
+        ready = runs.get(like(problem, device_of(index), sizes, tokens))
         if ready is None:
-            ready = make_ready(sizes)
+            ready = make_ready(sizes, tokens)
         ready(tensors, sizes)
 
     def repeat(tensors: Tensors, sizes: Sizes, own_output: bool) -> Repeat | None:
-        ready = runs.get(like(problem, device_of(index), sizes))
+        ready = runs.get(like(problem, device_of(index), sizes, tensors.query.shape[0]))
         return ready.repeat(tensors, sizes, own_output) if isinstance(ready, Repeatable) else None
 
     return Repeatable(run, repeat)

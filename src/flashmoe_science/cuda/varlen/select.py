@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from flashmoe_science.cuda.choice import Choice, Refusal, not_preferred
 from flashmoe_science.cuda.device import Device
@@ -53,36 +53,55 @@ MODULES: dict[VarlenKernel, KernelModule] = {
     VarlenKernel.MIXED_HOPPER: mixed_hopper,
     VarlenKernel.PORTABLE: portable,
 }
-"""In order of preference, but for the two that decode: the first that takes a call gets it."""
+"""In order of preference, but for the two that decode: the first that takes a call gets it. The one for prompts beside
+decode steps gets calls for which it is faster.
+"""
 
 
-def select(problem: Problem, device: Device, sizes: Sizes) -> VarlenKernel:
+def select(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> VarlenKernel:
     """The kernel for a call. Raises as `candidates` does."""
-    return candidates(problem, device, sizes)[0]
+    return candidates(problem, device, sizes, tokens)[0]
 
 
-def like(problem: Problem, device: Device, sizes: Sizes) -> tuple[int, bool]:
-    """All that `candidates` depends on of sizes: most queries of a sequence, and which decode kernel is faster."""
-    return bucket(sizes.max_seqlen_q), decode_hopper.is_faster(problem, sizes, device)
+class Like(NamedTuple):
+    """All that `candidates` depends on of a call's sizes."""
+
+    most_queries: int
+    """Of a sequence, by `kind.bucket`."""
+    decodes_on_hopper: bool
+    """Which decode kernel is faster."""
+    is_mixed: bool
+    """Prompts beside decode steps."""
 
 
-def candidates(problem: Problem, device: Device, sizes: Sizes) -> list[VarlenKernel]:
+def like(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> Like:
+    return Like(
+        bucket(sizes.max_seqlen_q),
+        decode_hopper.is_faster(problem, sizes, device),
+        mixed_hopper.is_faster(sizes, tokens),
+    )
+
+
+def candidates(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> list[VarlenKernel]:
     """The kernels that take a call, the preferred one first: at least one.
+
+    Args:
+        tokens: query rows of all sequences.
 
     Raises:
         InputError: the override variable names no kernel.
         NoKernelError: no kernel takes the problem, or not the one that it names.
     """
     named = os.environ.get(OVERRIDE_VARIABLE)
-    most_queries, hopper_decodes = like(problem, device, sizes)
+    most_queries, decodes_on_hopper, is_mixed = like(problem, device, sizes, tokens)
     names = {kind.value: kind for kind in MODULES}
     if named and named not in names:
         raise InputError(f"{OVERRIDE_VARIABLE}={named!r} names no kernel; expected one of {', '.join(names)}")
-    order = [
-        kind for kind in MODULES if kind is not VarlenKernel.MIXED_HOPPER
-    ]  # which has not run on a GPU yet
-    if hopper_decodes:
-        order.sort(key=lambda kind: kind is not VarlenKernel.DECODE_HOPPER)
+    order = [kind for kind in MODULES if is_mixed or kind is not VarlenKernel.MIXED_HOPPER]
+    first = (
+        VarlenKernel.MIXED_HOPPER if is_mixed else VarlenKernel.DECODE_HOPPER if decodes_on_hopper else None
+    )
+    order.sort(key=lambda kind: kind is not first)
     reasons = {
         kind: MODULES[kind].why_not(problem, device, most_queries)
         for kind in ([names[named]] if named else order)
@@ -112,7 +131,7 @@ def explained(
     if is_widened(problem, device, most_queries):
         problem = dequantized.widened(problem, problem.dtype)
         reason = ", over a copy of the cache in 16 bits"
-    kind = select(problem, device, sizes)
+    kind = select(problem, device, sizes, tokens)
     choice = MODULES[kind].choose(problem, device, sizes, tokens)
     named = os.environ.get(OVERRIDE_VARIABLE)
     refusals = tuple(

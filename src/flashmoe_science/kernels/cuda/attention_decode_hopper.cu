@@ -16,6 +16,7 @@
 //   CHUNK          as in attention_decode.cu
 //   DEPENDENT      1: launched with programmatic stream serialization. It does not let its successor start early: beside a block
 //                  of this one there is no room for another
+//   TOGETHER       1: blocks that share a set finish it together, where they are many; may be left out
 //   PARTS          blocks of a cluster that go through the same segments, each through a part of the keys; may be left out
 #define WARPS 8
 #define KEY_TILES 1

@@ -36,7 +36,7 @@ namespace {
 
 // Times of a block of BLOCK_N keys, over that of one for a tile of a prompt's rows. Of few rows it takes the whole GPU's memory so
 // long for each multiprocessor, and one multiprocessor alone so long.
-constexpr float kMemory = 1.08f, kAlone = 0.5f;
+constexpr float kMemory = 1.28f, kAlone = 0.68f;
 
 __device__ __forceinline__ float sum_of_warp(float x) {
 #pragma unroll
@@ -84,10 +84,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         if (threadIdx.x == 0) of_few[0] = count;
     }
     __syncthreads();
-    const int count = of_few[0], index = static_cast<int>(blockIdx.x);
-    if (index < count) {
+    // In turns: neighbours share a way to memory, and where all of them read caches they would be the last.
+    const int grid = static_cast<int>(gridDim.x), count = of_few[0], index = static_cast<int>(blockIdx.x);
+    const int number = index * count / grid;  // of this block, if it is for few rows
+    if ((index + 1) * count / grid > number) {
+        if (threadIdx.x == 0) number_of_worker() = number;
+        __syncthreads();
         go_through_share(parameters.few, parameters.maps, raw, Work{segments, meetings, cursor, statistics}, count);
     } else {
-        hopper::go_through_tiles(parameters.many, raw, index - count, static_cast<int>(gridDim.x) - count);
+        hopper::go_through_tiles(parameters.many, raw, index - number, grid - count);
     }
 }

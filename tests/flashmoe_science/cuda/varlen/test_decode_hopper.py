@@ -53,6 +53,20 @@ def assert_right(
 
 
 @NEEDS_COMPILER
+@pytest.mark.parametrize(("queries", "heads"), [(5, 8), (8, 8), (8, 16)])
+@pytest.mark.parametrize("grid", [7, 11, 16])
+def test_blocks_that_share_a_set_finish_it_together(
+    grid: int, queries: int, heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = Shape((queries,), (1100,), heads, 2, 64, dtype=torch.bfloat16)
+    call, most = paged(shape, 64), tuple(bounds(shape).values())
+    alone = attend(call, options(), most, monkeypatch, grid)
+    together = attend(call, options(), most, monkeypatch, grid, together=True)
+    assert_as_exact_as_pytorch(*together, call, **bounds(shape))
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+@NEEDS_COMPILER
 @pytest.mark.parametrize("grid", [1, 3, 16])
 @pytest.mark.parametrize("page_size", [0, 1, 5, 8, 16, 24, 48, 64, 256])
 def test_one_token_of_each_sequence(page_size: int, grid: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,11 +122,12 @@ def test_the_bits_of_a_decode_step_depend_on_the_grid_and_of_a_prompt_on_nothing
     assert torch.equal(other[prompt], first[0][prompt])
 
 
-def test_it_is_taken_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_taken_where_it_is_faster_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, sizes = check(inputs_of(paged(BATCH, 16)), options()), Sizes(9, 100, 700)
-    assert VarlenKernel.MIXED_HOPPER not in candidates(problem, H200, sizes)
+    assert select(problem, H200, sizes, 116) is VarlenKernel.MIXED_HOPPER
+    assert VarlenKernel.MIXED_HOPPER not in candidates(problem, H200, sizes, 900)
     monkeypatch.setenv(OVERRIDE_VARIABLE, "mixed_hopper")
-    assert select(problem, H200, sizes) is VarlenKernel.MIXED_HOPPER
+    assert select(problem, H200, sizes, 900) is VarlenKernel.MIXED_HOPPER
 
 
 def test_what_it_cannot_do_is_said() -> None:

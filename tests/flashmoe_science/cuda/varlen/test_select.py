@@ -32,6 +32,11 @@ def sizes_of(queries: int, batch: int = 1, keys: int = 100) -> Sizes:
     return Sizes(batch, queries, keys)
 
 
+def taken(problem: Problem, device: Device, sizes: Sizes, tokens: int | None = None) -> VarlenKernel:
+    """By a call whose sequences are equally long, unless it has another number of tokens."""
+    return select(problem, device, sizes, sizes.batch * sizes.max_seqlen_q if tokens is None else tokens)
+
+
 def test_every_kernel_has_a_module() -> None:
     assert set(MODULES) == set(VarlenKernel)
 
@@ -48,7 +53,7 @@ def test_a_bucket_holds_its_lengths_and_there_are_few(most: int) -> None:
 @pytest.mark.parametrize("queries", [1, 8, 16, 8191])
 def test_few_queries_go_to_the_decode_kernel(device: Device, prompts: VarlenKernel, queries: int) -> None:
     expected = VarlenKernel.DECODE if queries < 16 else prompts
-    assert select(PROBLEM, device, sizes_of(queries)) is expected
+    assert taken(PROBLEM, device, sizes_of(queries)) is expected
 
 
 @pytest.mark.parametrize(
@@ -76,11 +81,37 @@ def test_which_kernel_takes_few_queries_on_hopper(
 ) -> None:
     call = paged(Shape((1,), (1,), 32, 8, head_dim, dtype=torch.bfloat16), 64)
     problem = problem_of(call, window=(window, 0))
-    assert select(problem, H200, sizes_of(queries, batch, keys)) is expected
-    assert select(problem, L4, sizes_of(queries, batch, keys)) not in (
+    assert taken(problem, H200, sizes_of(queries, batch, keys)) is expected
+    assert taken(problem, L4, sizes_of(queries, batch, keys)) not in (
         VarlenKernel.DECODE_HOPPER,
         VarlenKernel.HOPPER,
     )
+
+
+@pytest.mark.parametrize(
+    ("queries", "batch", "tokens", "expected"),
+    [
+        (2048, 129, 2176, VarlenKernel.MIXED_HOPPER),  # a chunk and 128 decode steps
+        (512, 68, 4 * 512 + 64, VarlenKernel.MIXED_HOPPER),
+        (2048, 8, 4096, VarlenKernel.MIXED_HOPPER),
+        (2048, 8, 4097, VarlenKernel.HOPPER),
+        (2048, 3, 2050, VarlenKernel.HOPPER),
+        (2048, 8, 8 * 2048, VarlenKernel.HOPPER),
+        (15, 64, 80, VarlenKernel.DECODE_HOPPER),
+    ],
+)
+def test_which_kernel_takes_prompts_beside_decode_steps(
+    queries: int, batch: int, tokens: int, expected: VarlenKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = problem_of(paged(Shape((1,), (1,), 32, 8, 128, dtype=torch.bfloat16), 16))
+    sizes = sizes_of(queries, batch, 2048)
+    assert taken(problem, H200, sizes, tokens) is expected
+    assert taken(problem, L4, sizes, tokens) in (VarlenKernel.DECODE, VarlenKernel.PORTABLE)
+    without = problem_of(paged(Shape((1,), (1,), 32, 8, 128, dtype=torch.bfloat16), 16), split_keys=128)
+    assert taken(without, H200, sizes, tokens) is not VarlenKernel.MIXED_HOPPER
+    monkeypatch.setenv(OVERRIDE_VARIABLE, "hopper")
+    if queries > 15:
+        assert taken(problem, H200, sizes, tokens) is VarlenKernel.HOPPER
 
 
 @pytest.mark.parametrize("device", [H200, L4], ids=["H200", "L4"])
@@ -107,30 +138,30 @@ def test_every_call_of_16_bits_has_a_kernel(
     shape = Shape((queries,), (3,), *heads, head_dim, dtype=torch.bfloat16)
     call = paged(shape, page_size) if page_size else packed(shape)
     problem = problem_of(call, window=window, softcap=softcap, split_keys=split_keys)
-    select(problem, device, sizes_of(queries))
+    taken(problem, device, sizes_of(queries))
 
 
 def test_rows_too_many_for_the_decode_kernel_go_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of(paged(Shape((8,), (3,), 16, 4, 128, dtype=torch.bfloat16), 1), split_keys=128)
-    assert select(problem, H200, sizes_of(8)) is VarlenKernel.DECODE_HOPPER
-    assert select(dataclasses.replace(problem, head_dim=96), H200, sizes_of(8)) is VarlenKernel.PORTABLE
+    assert taken(problem, H200, sizes_of(8)) is VarlenKernel.DECODE_HOPPER
+    assert taken(dataclasses.replace(problem, head_dim=96), H200, sizes_of(8)) is VarlenKernel.PORTABLE
     monkeypatch.setenv(OVERRIDE_VARIABLE, "decode")
     with pytest.raises(NoKernelError, match="decode: it is for few queries: up to 16 rows of heads"):
-        select(problem, H200, sizes_of(8))
+        taken(problem, H200, sizes_of(8))
 
 
 def test_what_the_hopper_kernel_has_not_goes_to_the_general_one() -> None:
     call = packed(Shape((1,), (1,), 4, 2, 64, dtype=torch.bfloat16))
     call["alibi_slopes"] = torch.rand(4)
-    assert select(problem_of(call), H200, sizes_of(8191)) is VarlenKernel.PORTABLE
+    assert taken(problem_of(call), H200, sizes_of(8191)) is VarlenKernel.PORTABLE
 
 
 def test_a_kernel_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OVERRIDE_VARIABLE, "portable")
-    assert select(PROBLEM, H200, sizes_of(1)) is VarlenKernel.PORTABLE
+    assert taken(PROBLEM, H200, sizes_of(1)) is VarlenKernel.PORTABLE
     monkeypatch.setenv(OVERRIDE_VARIABLE, "fast")
     with pytest.raises(InputError, match="FLASHMOE_CUDA_VARLEN='fast' names no kernel; expected one of"):
-        select(PROBLEM, H200, sizes_of(1))
+        taken(PROBLEM, H200, sizes_of(1))
 
 
 def test_no_kernel_says_why_each_does_not_take_it() -> None:
@@ -138,7 +169,7 @@ def test_no_kernel_says_why_each_does_not_take_it() -> None:
     with pytest.raises(
         NoKernelError, match=r"attention_varlen \(.*portable: head_dim is 576, and it takes at most 256"
     ):
-        select(problem, H200, sizes_of(1023))
+        taken(problem, H200, sizes_of(1023))
 
 
 def test_a_kernel_that_this_compiler_spills_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

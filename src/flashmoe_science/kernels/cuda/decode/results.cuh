@@ -24,6 +24,9 @@ __device__ __forceinline__ int own_quad(int k) { return k * PARTS + part(); }
 
 // Partial results that a lane loads at a time, of so many quads; more take more registers, and spill on sm_120.
 constexpr int kTogether = VALUE_DIM <= 64 || VALUE_DIM > 128 || (ROW_TILES > 2 && WARPS < 8) ? 8 : 16;
+#ifndef TOGETHER
+#define TOGETHER 0
+#endif
 #ifndef MORE_REGISTERS
 #define MORE_REGISTERS 0
 #endif
@@ -79,7 +82,7 @@ __device__ __forceinline__ void write_nothing(const Parameters& p, int from, int
 
 // Rows without keys, and of no sequence. Warps 1 to WARPS - 1 of so many blocks, one of whose others looks for the share meanwhile.
 __device__ __forceinline__ void write_rows_without_keys(const Parameters& p, int warp, int lane, int blocks) {
-    const int each = WARPS - 1, first = static_cast<int>(blockIdx.x) * each + warp - 1;
+    const int each = WARPS - 1, first = (MIXED > 0 ? worker() : static_cast<int>(blockIdx.x)) * each + warp - 1;
     for (int sequence = first; sequence <= p.batch; sequence += blocks * each) {
         const int from = p.query_starts[sequence];
         if (sequence == p.batch) {
@@ -125,7 +128,7 @@ __device__ __forceinline__ bool last_to_arrive(const Parameters& p, int counter,
     return before == static_cast<uint32>(all - 1);
 }
 
-#if ROW_TILES > 2 && WARPS < 8
+#if ROW_TILES > 2 && (WARPS < 8 || TOGETHER)
 #define MEET_INLINE __noinline__  // inlined, it takes registers from what is on the way
 #else
 #define MEET_INLINE __forceinline__
@@ -200,19 +203,75 @@ __device__ __forceinline__ void combine_pieces(const Pieces& pieces, int rows, i
     }
 }
 
+constexpr int kBundles = (kOwnQuads + kQuadsTogether * WARPS - 1) / (kQuadsTogether * WARPS);  // of quads that a warp combines at a time
+constexpr uint32 kEvery = (1u << kBundles) - 1;
+#if TOGETHER
+constexpr int kLooks = 32;  // some 20 us
+constexpr int kFewestTogether = 8;  // with fewer pieces the last block has less to do than the others have to wait
+
+// Of a set whose pieces are one block's each: a block that has nothing else to do waits a while for the others, and each finishes some
+// bundles. The last to come then finishes those that nobody has begun, so nobody waits for a block that may not run. Where two
+// finish the same one they write the same.
+struct Together {
+    uint32 *arrivals, *begun;
+    int all, warp, lane;
+    bool is_last;
+
+    __device__ __forceinline__ Together(const Parameters& p, const Meeting& meeting, int warp, int lane)
+        : all(meeting.group_blocks), warp(warp), lane(lane), is_last(false) {
+        const int counter = counter_of(meeting.group_first_block) * WARPS + warp;
+        arrivals = &p.arrivals[counter];
+        begun = reinterpret_cast<uint32*>(&partial_at(p, 2 * static_cast<int>(gridDim.x), 0)) + counter;
+    }
+    // All lanes, after their `leave`: the bundles that this block is to finish first.
+    __device__ __forceinline__ uint32 meet(const Meeting& meeting) {
+        uint32 own = 0;
+#pragma unroll
+        for (int i = 0; i < kBundles; ++i)
+            if ((i * WARPS + warp) % all == meeting.own) own |= 1u << i;
+        uint32 last = 0;
+        if (lane == 0) {
+            if (meeting.own == 0) *begun = 0;
+            last = arrive(arrivals, all) == static_cast<uint32>(all - 1);
+            if (last == 0 && own != 0 && !(meeting.ends && all_came(arrivals, kLooks))) own = 0;
+            if (own != 0) set_bits(begun, own);
+        }
+        is_last = __shfl_sync(0xffffffffu, last, 0) != 0;
+        own = __shfl_sync(0xffffffffu, own, 0);
+        __syncwarp();
+        return own;
+    }
+    // All lanes of the last warp.
+    __device__ __forceinline__ uint32 not_begun() {
+        uint32 bundles = 0;
+        if (lane == 0) bundles = kEvery & ~load_word(begun);
+        return __shfl_sync(0xffffffffu, bundles, 0);
+    }
+};
+#endif
+
 // All lanes of a warp, after it has left its quads of a piece. Pieces meet in groups, and where there is more than one, the
 // results of groups meet, each in the slot of its group's first piece. A counter is that of the first block of those that
 // share a group, or a set: as the block ends within it, it is the counter of no other.
 __device__ MEET_INLINE void meet(const Parameters& p, const Segment& segment, const Meeting& meeting, int warp, int lane) {
     if (!meeting.complete) return;
     __syncwarp();
-    if (meeting.group_blocks > 1 && !last_to_arrive(p, counter_of(meeting.group_first_block), meeting.group_blocks, warp, lane)) return;
+    uint32 bundles = kEvery;
+#if TOGETHER
+    Together together(p, meeting, warp, lane);
+    const bool spread = meeting.groups == 1 && meeting.group_blocks >= kFewestTogether && p.split_tiles == 0;
+    if (spread) bundles = together.meet(meeting);
+    else
+#endif
+        if (meeting.group_blocks > 1 && !last_to_arrive(p, counter_of(meeting.group_first_block), meeting.group_blocks, warp, lane)) return;
     const int end = meeting.first_piece + meeting.group_pieces;
     const Pieces pieces(p, meeting);
     const int rows = segment.rows - segment.first_row;
     const auto combine_all = [&](int first, int last, int step, bool is_result) {
 #pragma unroll 1
-        for (int k = warp; k < kOwnQuads; k += kQuadsTogether * WARPS) {
+        for (int i = 0; i < kBundles; ++i) {
+            const int k = warp + i * kQuadsTogether * WARPS;
+            if (k >= kOwnQuads || (bundles >> i & 1) == 0) continue;
             float4 merged[kQuadsTogether];
             Statistics total[kQuadsTogether];
             combine_pieces(pieces, rows, first, last, step, lane, k, merged, total);
@@ -225,7 +284,18 @@ __device__ MEET_INLINE void meet(const Parameters& p, const Segment& segment, co
             }
         }
     };
+#if TOGETHER
+#pragma unroll 1
+    for (int round = 0; round < 2; ++round) {
+        combine_all(meeting.first_piece, end, 1, meeting.groups == 1);
+        if (!spread) break;
+        if (!together.is_last) return;
+        bundles = together.not_begun();
+    }
+    if (spread) return;
+#else
     combine_all(meeting.first_piece, end, 1, meeting.groups == 1);
+#endif
     if (meeting.groups == 1) return;
     __syncwarp();
     if (meeting.several) {

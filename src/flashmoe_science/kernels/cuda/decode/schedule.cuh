@@ -18,7 +18,16 @@ constexpr int kTilesOfMeeting = 256 / kTileKeys * PARTS;  // that a worker reads
 
 // With PARTS the blocks of a cluster are one worker: they go through the same segments, each through a part of the keys.
 __device__ __forceinline__ int workers() { return static_cast<int>(gridDim.x / PARTS); }
+#if MIXED
+// In a grid of blocks of two kinds: the number of this one among those for few rows. Written before the schedule is asked for.
+__device__ __forceinline__ int& number_of_worker() {
+    __shared__ int number;
+    return number;
+}
+__device__ __forceinline__ int worker() { return number_of_worker(); }
+#else
 __device__ __forceinline__ int worker() { return static_cast<int>(blockIdx.x / PARTS); }
+#endif
 __device__ __forceinline__ int part() {
 #if PARTS > 1
     return static_cast<int>(ptx::cluster_rank());
@@ -56,6 +65,8 @@ struct Meeting {
     int group_first_block, group_blocks;      // those that have pieces of the group
     int groups;
     int complete;                             // whether the block has left all that it has of the group
+    int own;                                  // of the group's pieces, if each block has one
+    bool ends;                                // whether it is the block's last segment
 };
 
 #if DEPENDENT
@@ -367,6 +378,8 @@ __device__ __forceinline__ void arrange(const Parameters& p, const Cursor& curso
         meeting.group_first_block = block_of(first_block + begin);
         meeting.group_blocks = end - begin;
         meeting.complete = 1;
+        meeting.own = cursor.team - first_block - begin;
+        meeting.ends = cursor.unit >= cursor.end;
     }
 }
 

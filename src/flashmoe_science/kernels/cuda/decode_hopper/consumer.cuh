@@ -19,8 +19,8 @@ namespace {
 // Named barriers: of all consumers, and of each warpgroup.
 constexpr int kOfConsumers = 1, kOfWarpgroup = 2;
 
-// By all consumers: the queries of a segment. Rows past the end are zeros.
-__device__ __forceinline__ void load_queries(const Parameters& p, const Shared& shared, const Segment& segment) {
+// By all consumers: asks for the queries of a segment. Rows past the end are zeros.
+__device__ __forceinline__ void request_queries(const Parameters& p, const Shared& shared, const Segment& segment) {
     constexpr int kRowChunks = HEAD_DIM / 8;
     for (int i = threadIdx.x; i < kProductRows * kRowChunks; i += kConsumerThreads) {
         const int chunk = i % kRowChunks, of_set = i / kRowChunks, row = segment.first_row + of_set;
@@ -32,9 +32,18 @@ __device__ __forceinline__ void load_queries(const Parameters& p, const Shared& 
                    p.query + token * p.query_row + head * p.query_head + chunk * kChunkBytes, valid);
     }
     copy_commit();
+}
+
+// By all consumers: they are there.
+__device__ __forceinline__ void wait_for_queries() {
     copy_wait<0>();
     ptx::fence_async_shared();
     ptx::barrier_sync(kOfConsumers, kConsumerThreads);
+}
+
+// Whether two segments are of the same rows.
+__device__ __forceinline__ bool same_set(const Segment& a, const Segment& b) {
+    return a.sequence == b.sequence && a.head == b.head && a.first_row == b.first_row;
 }
 
 // By a warpgroup: values of a tile that are none of the segment's become zeros, as zero times NaN is NaN.
@@ -94,11 +103,17 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
     hopper::Ring<STAGES> ring;
     int turn = 0;  // of the warpgroup that takes the next tile
     for (int s = 0;; ++s) {
-        const int slot = s % kSlots;
+        const int slot = s % kSlots, before = (s + kSlots - 1) % kSlots;
         ptx::mbarrier_wait(shared.segment_full(slot), s / kSlots % 2);
         const Segment& segment = segments[slot];
+        // While results of the segment before meet. All have multiplied its queries.
+        if (segment.passes > 0 && (s == 0 || !same_set(segments[before], segment))) request_queries(p, shared, segment);
+        if (s > 0) {
+            if (segments[before].slot >= 0 && warp < kOwnQuads) meet(p, segments[before], meetings[before], warp, lane);
+            hopper::release(shared.segment_empty(before));
+        }
         if (segment.passes == 0) return;
-        load_queries(p, shared, segment);
+        wait_for_queries();
 
         float o[VALUE_DIM / 2] = {};
         hopper::Softmax softmax;
@@ -170,8 +185,6 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
 #if PARTS > 1
         gathered.finish(p, segment, s, warp, lane);
 #endif
-        if (segment.slot >= 0 && warp < kOwnQuads) meet(p, segment, meetings[slot], warp, lane);
-        hopper::release(shared.segment_empty(slot));
     }
 }
 

@@ -19,9 +19,8 @@ __device__ __forceinline__ void produce(const Parameters& p, const Maps& maps, c
         const int slot = s % kSlots, next = (s + 1) % kSlots;
         const Segment& segment = segments[slot];
         if (warp > 0) {
-            ptx::mbarrier_wait(shared.segment_full(slot), s / kSlots % 2);
+            if (s > 0) ptx::mbarrier_wait(shared.segment_full(slot), s / kSlots % 2);
         } else if (lane == 0) {
-            arrange(p, cursor, segment, meetings[slot]);
             ptx::mbarrier_arrive(shared.segment_full(slot));
         }
         if (segment.passes == 0) return;
@@ -33,7 +32,10 @@ __device__ __forceinline__ void produce(const Parameters& p, const Maps& maps, c
             hopper::release(shared.segment_empty(slot));
         } else {
             ptx::mbarrier_wait(shared.segment_empty(next), (s + 1) / kSlots % 2 ^ 1);
-            if (lane == 0) next_segment(p, cursor, segments[next]);
+            if (lane == 0) {
+                arrange(p, cursor, segment, meetings[slot]);  // consumers look once the next segment is there
+                next_segment(p, cursor, segments[next]);
+            }
             __syncwarp();
         }
     }

@@ -12,6 +12,27 @@ __device__ __forceinline__ uint32 arrive(uint32* counter, uint32 all) {
     return before;
 }
 
+// One lane, after it has arrived: whether the `all`th has come within so many looks, and its own counter has nobody else's arrivals.
+__device__ __forceinline__ bool all_came(const uint32* counter, int looks) {
+    for (int i = 0; i < looks; ++i) {
+        uint32 now;
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+        if (now == 0) return true;
+    }
+    return false;
+}
+
+// Sets bits, without waiting for what they were.
+__device__ __forceinline__ void set_bits(uint32* word, uint32 bits) {
+    asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(word), "r"(bits) : "memory");
+}
+
+__device__ __forceinline__ uint32 load_word(const uint32* word) {
+    uint32 x;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(word) : "memory");
+    return x;
+}
+
 __device__ __forceinline__ void store_partial(float4* address, const float4& x) {
     asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};"
                  ::"l"(address), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
