@@ -19,7 +19,8 @@ PATH = Path(__file__).resolve().parents[1] / "src/cudadent42/agents" / LISTING
 
 def listing() -> str:
     tools = [tool.model_dump(by_alias=True, mode="json", exclude_none=True) for tool in listed_tools()]
-    return json.dumps(tools, indent=1, ensure_ascii=False) + "\n"
+    lines = (json.dumps(tool, ensure_ascii=False, separators=(",", ":")) for tool in tools)  # a tool a line
+    return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from cudadent42.base.bytecode import is_bytecode
+from cudadent42.base.paths import is_bytecode
 from cudadent42.base.reading import read_bytes
 
 MOST_BYTES = 1 << 30

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from cudadent42.base import trees
-from cudadent42.base.bytecode import is_bytecode
 from cudadent42.base.errors import UsageError
 from cudadent42.base.parcels import Parcel
-from cudadent42.base.paths import real_path
+from cudadent42.base.paths import is_bytecode, real_path
 from cudadent42.base.reading import read_bytes
 from cudadent42.base.toml import parse_toml
 from cudadent42.model.implementations import is_kernel_file, is_plug_in, path_text_of, plug_in_file

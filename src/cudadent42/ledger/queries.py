@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, and_, case, func, select
+from sqlalchemy import Connection, Select, and_, case, func, select
 
 from cudadent42.ledger.renewal import machines_to_rebuild_on
 from cudadent42.ledger.schema import (
     REBUILDING_KEY,
     cases,
-    checkpoints,
     comparisons,
     machine_starts,
     meta,
@@ -164,12 +163,6 @@ def start_lines(connection: Connection) -> list[StartLine]:
     """All starts of machines, in the order in which they were asked for."""
     query = select(*(machine_starts.c[name] for name in StartLine.__dataclass_fields__))
     return [StartLine(**row) for row in _rows(connection, query.order_by(machine_starts.c.requested))]
-
-
-def checkpoint_rows(connection: Connection, session: str) -> list[RowMapping]:
-    """A session's checkpoints in their order."""
-    query = select(checkpoints).where(checkpoints.c.session == session).order_by(checkpoints.c.position)
-    return list(connection.execute(query).mappings())
 
 
 def known_cases(connection: Connection) -> list[tuple[str, int]]:

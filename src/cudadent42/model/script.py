@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 
@@ -86,11 +85,6 @@ class Prediction:
     """Of the script's time, that is in recorded calls which stay as they are."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Cases without a ratio, by ``Case.id``, with the reason: they count as unchanged."""
-
-    @property
-    def saved_share(self) -> float:
-        """Of the script's time, that the kernels save; below 0 where they are slower."""
-        return 1.0 - self.predicted_seconds / self.seconds if self.seconds else math.nan
 
 
 LEAST_PAIRS = 3

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cudadent42.base import git
-from cudadent42.base.bytecode import is_bytecode
 from cudadent42.base.errors import MachineNotReadyError, UsageError
+from cudadent42.base.paths import is_bytecode
 from cudadent42.runs.run_folder import LOG, MANIFEST
 
 UNTRACKED_LIMIT = 1 << 20

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from cudadent42.base import durable, git, parcels, trees
-from cudadent42.base.bytecode import is_bytecode
 from cudadent42.base.errors import MachineNotReadyError, UsageError
-from cudadent42.base.paths import real_path
+from cudadent42.base.paths import is_bytecode, real_path
 from cudadent42.base.reading import expanded, read_bytes
 from cudadent42.base.trees import TreeDigest
 from cudadent42.model.implementations import OUR_PACKAGE, is_kernel_file, is_our_variant, is_plug_in

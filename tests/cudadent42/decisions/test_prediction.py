@@ -44,7 +44,6 @@ def test_amdahl(share: float, speedup: float, total: float) -> None:
     prediction = predict(recorded, {"a/fp32": exactly(speedup)})
     assert prediction.speedup == pytest.approx(1 / (1 - share + share / speedup))
     assert prediction.predicted_seconds == pytest.approx(total / prediction.speedup)
-    assert prediction.saved_share == pytest.approx(1 - 1 / prediction.speedup, abs=1e-9)
     # Nothing is uncertain: the interval is a point.
     assert prediction.ci_low == pytest.approx(prediction.speedup)
     assert prediction.ci_high == pytest.approx(prediction.speedup)

@@ -9,6 +9,7 @@ from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from cudadent42 import ledger
 from cudadent42.base.errors import UsageError
@@ -17,6 +18,7 @@ from cudadent42.ledger import queries
 from cudadent42.ledger.account import MACHINES, OUTSIDE, bill, restart_on_record
 from cudadent42.ledger.database import connect
 from cudadent42.ledger.queries import RunCost, SessionLine, StartLine
+from cudadent42.ledger.schema import checkpoints
 from cudadent42.ledger.sessions import read_session
 from cudadent42.runs import starts
 from cudadent42.runs.starts import StartOutcome
@@ -70,7 +72,8 @@ def test_a_session_with_its_runs(make_run: MakeRun, tmp_path: Path) -> None:
     # From Started to WorkStarted, then from the first Passed on: the restart in between is not counted.
     assert (session.seconds, session.rate, session.status) == (600.0 + 2 * 600.0, "gpu", "finished")
     assert (session.runs, session.results, session.decided, session.undecided) == (2, 2, 2, 2)
-    rows = opened.read(lambda connection: queries.checkpoint_rows(connection, session.id))
+    query = select(checkpoints).where(checkpoints.c.session == session.id).order_by(checkpoints.c.position)
+    rows = opened.read(lambda connection: list(connection.execute(query).mappings()))
     assert [(row["name"], row["minutes"], row["outcome"]) for row in rows] == [
         ("baseline", 10.0, "passed"),
         ("profile", 10.0, "passed"),

@@ -66,5 +66,6 @@ inline float dec(uint16 u) {
 inline uint32 pack(float lo, float hi) { return enc(lo) | ((uint32)enc(hi)<<16); }
 inline float exp2_approx(float x) { return exp2f(x); }
 inline float log2_approx(float x) { return log2f(x); }
+inline float max_nan(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }
 inline float reciprocal(float x) { return 1/x; }
 inline float __fmul_rn(float a, float b) { return a*b; } inline float __fadd_rn(float a, float b) { return a+b; } inline float __fsub_rn(float a, float b) { return a-b; }

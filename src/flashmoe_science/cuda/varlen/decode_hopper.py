@@ -70,14 +70,12 @@ def is_faster(problem: Problem, sizes: Sizes, device: Device) -> bool:
     """
     if sizes.max_seqlen_q > decode_calls.MOST_QUERIES or wgmma.why_not_device(device) is not None:
         return False
-    if (
-        problem.split_keys
-    ):  # with which bits, and so the kernel, depend on nothing else in the batch; not timed yet
-        return False
+    is_small = max(problem.head_dim, problem.value_dim) <= _SMALL_DIM
+    if problem.split_keys:  # with which bits, and so the kernel, depend on nothing else in the batch
+        return not is_small
     multiprocessors = device.multiprocessors
     sets = sizes.batch * problem.num_kv_heads
     rows, most_keys = packed_rows(problem, sizes), most_keys_seen(problem, sizes)
-    is_small = max(problem.head_dim, problem.value_dim) <= _SMALL_DIM
     has_clusters = most_keys <= decode_configs.SHORT and 2 * sets <= multiprocessors
     if has_clusters and (is_small or 4 * sets <= multiprocessors):
         return False

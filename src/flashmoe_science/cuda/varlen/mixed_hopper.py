@@ -28,7 +28,7 @@ from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
 
 _SHORTER = 4
-"""Prompts are taken to be beside decode steps where the longest sequence has so many times the average one's queries."""
+"""Prompts are taken to be beside decode steps where the longest has so many times the average number of queries."""
 _BUILT_AHEAD = 128
 """Head dimension."""
 _BUILT_AHEAD_PAGE = 16

@@ -5,8 +5,17 @@
 // place, so that weights are 0 and not 2^(infinity - infinity).
 #pragma once
 
-#include "ablation.h"
 #include "exp2.h"
+
+// What can be left out of the attention kernel to see what it costs. The result is then wrong on purpose; without ABLATE
+// the compiled code is the same as if none of this were there.
+#ifndef ABLATE
+#define ABLATE 0
+#endif
+
+constexpr bool NO_EXPONENTIALS = ABLATE == 1;
+constexpr bool NO_MASK = ABLATE == 2;
+constexpr bool NO_LOADS = ABLATE == 3;  // of keys and values from memory: the first block of them stands for all
 
 // Per query of a tile: the running maximum of the unscaled scores, the running sum of weights, and the factor
 // 2^(scale * (old max - new max)) that this block applies to what was accumulated before it.

@@ -8,7 +8,7 @@
 //
 // Compile-time configuration: HEAD_DIM (192 or 256), CAUSAL, ELEMENT_BF16; ABLATE to leave something out (ablation.cuh).
 
-#include "exponential.cuh"
+#include "ablation.cuh"
 #include "hopper_two_pass/parameters.cuh"
 #include "hopper_two_pass/products.cuh"
 #include "kept_stage.cuh"

@@ -23,12 +23,11 @@
 //   TREE           1: queries of a sequence are a tree, whose words say which of their keys a row sees; may be left out
 //   DEPENDENT      1: launched with programmatic stream serialization (sm_90), so that it may start early
 #include "decode/results.cuh"
-#include "decode/scores.cuh"
 #include "decode/tiles.cuh"
 #include "mma/m16n8k16.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/dependent_launch.cuh"
-#include "ptx/movmatrix.cuh"
+#include "ptx/ldmatrix.cuh"
 
 namespace {
 

@@ -31,7 +31,7 @@
 #include "mma/m16n8k16.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/dependent_launch.cuh"
-#include "ptx/movmatrix.cuh"
+#include "ptx/ldmatrix.cuh"
 #include "small/merge.cuh"
 #include "small/operands.cuh"
 #include "small/parameters.cuh"

@@ -11,7 +11,7 @@
 // TREE (without LEFT_WINDOW: a row has a bit for each of the keys of its sequence's own queries; may be left out).
 #include "portable/copier.cuh"
 #include "portable/products.cuh"
-#include "ptx/index.cuh"
+#include "ptx/global.cuh"
 #include "ptx/special_registers.cuh"
 #include "ptx/vector.cuh"
 #include "softmax.cuh"

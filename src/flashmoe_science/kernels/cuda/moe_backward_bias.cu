@@ -10,7 +10,6 @@
 #endif
 #include "ptx/element.cuh"
 #include "ptx/global.cuh"
-#include "ptx/unpack.cuh"
 #include "types.cuh"
 
 constexpr int kThreads = 256;

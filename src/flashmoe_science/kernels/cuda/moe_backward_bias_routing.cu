@@ -6,7 +6,7 @@
 #include "ptx/dependent_launch.cuh"
 #endif
 #include "ptx/global.cuh"
-#include "ptx/unpack.cuh"
+#include "ptx/element.cuh"
 #include "types.cuh"
 
 constexpr int kThreads = 256;

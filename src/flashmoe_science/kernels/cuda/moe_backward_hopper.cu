@@ -17,8 +17,7 @@
 #include "moe/hopper_producer.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/ldmatrix.cuh"
-#include "ptx/stmatrix.cuh"
-#include "ptx/unpack.cuh"
+#include "ptx/element.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace moe {

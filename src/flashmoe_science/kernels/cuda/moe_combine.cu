@@ -5,7 +5,7 @@
 //
 // Compile-time configuration: ELEMENT_BF16, IDS64, WEIGHTED, DEPENDENT (ptx/dependent_launch.cuh).
 #include "ptx/global.cuh"
-#include "ptx/unpack.cuh"
+#include "ptx/element.cuh"
 #include "types.cuh"
 
 #if DEPENDENT

@@ -8,7 +8,7 @@
 #include "moe/few_parameters.cuh"
 #include "moe/few_routing.cuh"
 #include "ptx/dependent_launch.cuh"
-#include "ptx/movmatrix.cuh"
+#include "ptx/ldmatrix.cuh"
 
 constexpr int kUnitTiles = WARPS * M_TILES;
 constexpr int kTokenSlots = N_TILES * K_STEPS;                         // of a stage: [tile][step]

@@ -5,7 +5,6 @@
 // float32, each product and sum rounded: without a norm, whose sum has another order, results have its bits.
 //
 // Macros: ELEMENT_BF16, MMA_K (types.cuh).
-#include "append/fp8.cuh"
 #include "append/parameters.cuh"
 #include "ptx/element.cuh"
 #include "ptx/redux.cuh"
@@ -13,6 +12,19 @@
 namespace {
 
 constexpr int kWarps = 4;
+constexpr float kLargestFp8 = 448.0f;
+
+// A code of e4m3, rounded to nearest even, in integer arithmetic that every GPU has. What is beyond the largest becomes the largest;
+// NaN stays NaN.
+__device__ __forceinline__ uint32 fp8_of(float x) {
+    const uint32 bits = __float_as_uint(x), sign = bits >> 24 & 0x80;
+    const float magnitude = fminf(fabsf(x), kLargestFp8);
+    if (x != x) return sign | 0x7f;
+    // Below the smallest normal number, 2^-6, codes count multiples of 2^-9, and so does the last bit of 2^14 + x.
+    if (magnitude < 0.015625f) return sign | (__float_as_uint(magnitude + 16384.0f) & 0xf);
+    const uint32 m = __float_as_uint(magnitude);
+    return sign | (((m + 0x7ffff + (m >> 20 & 1)) >> 20) - (120 << 3));
+}
 
 __device__ __forceinline__ int64 load_integer(const void* from, int index, int wide) {
     return wide ? static_cast<const int64*>(from)[index] : static_cast<const int*>(from)[index];

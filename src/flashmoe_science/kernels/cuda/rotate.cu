@@ -9,7 +9,7 @@
 #include "ptx/dependent_launch.cuh"
 #endif
 #include "ptx/global.cuh"
-#include "ptx/unpack.cuh"
+#include "ptx/element.cuh"
 #include "ptx/vector.cuh"
 #include "types.cuh"
 

@@ -7,7 +7,7 @@
 // weights of up to 2^kSlack make the unnormalised output overflow.
 // Row sums are kept per lane and added up across the four lanes of a row at the end.
 #pragma once
-#include "exponential.cuh"
+#include "ablation.cuh"
 #include "quad.cuh"
 #include "types.cuh"
 

@@ -58,6 +58,13 @@ __device__ __forceinline__ float log2_approx(float x) {
     return y;
 }
 
+// Not fmaxf, which drops a NaN: a NaN score must reach its whole row, through the row's maximum.
+__device__ __forceinline__ float max_nan(float a, float b) {
+    float c;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+
 __device__ __forceinline__ uint32 shared_address(const void* pointer) {
     return static_cast<uint32>(__cvta_generic_to_shared(pointer));
 }

@@ -13,3 +13,6 @@ inline bool all_came(const uint32* counter, int looks) {
 }
 inline void set_bits(uint32* word, uint32 bits) { *word |= bits; }
 inline uint32 load_word(const uint32* word) { return *word; }
+#define ADDS_IN_MEMORY (ROLES == 1)  // both ways
+inline uint32 look_at_turn(const uint32* turn) { return *turn; }
+inline void add_partial(float4* a, float4 x) { *a = {a->x + x.x, a->y + x.y, a->z + x.z, a->w + x.w}; }

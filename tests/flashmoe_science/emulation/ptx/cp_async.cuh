@@ -14,3 +14,5 @@ template <int Pending> void copy_wait() {
   auto& groups = copies().groups;
   while (groups.size() > Pending) { for (Copy c : groups.front()) perform(c); groups.erase(groups.begin()); }
 }
+inline uint64 evict_first_policy() { return 0; }
+inline void copy_chunk(uint32 shared, const char* global, bool valid, uint64) { copy_chunk(shared, global, valid); }

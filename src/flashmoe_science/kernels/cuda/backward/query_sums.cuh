@@ -8,7 +8,7 @@
 #pragma once
 #include "backward/parameters.cuh"
 #include "backward/products.cuh"
-#include "ptx/turns.cuh"
+#include "ptx/arrival.cuh"
 #include "ptx/vector.cuh"
 #include "swizzle.cuh"
 #include "types.cuh"

@@ -1,6 +1,6 @@
 // What both passes need to know of a query row: its log-sum-exp to base 2, and delta.
 #pragma once
-#include "ptx/unpack.cuh"
+#include "ptx/element.cuh"
 #include "ptx/vector.cuh"
 #include "quad.cuh"
 #include "types.cuh"

@@ -8,7 +8,7 @@
 #if PARTS > 1
 #include "ptx/cluster_barrier.cuh"
 #endif
-#include "ptx/prefetch.cuh"
+#include "ptx/global.cuh"
 #include "ptx/redux.cuh"
 
 namespace {

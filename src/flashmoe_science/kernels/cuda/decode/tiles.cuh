@@ -6,7 +6,6 @@
 #include "decode/schedule.cuh"
 #include "ptx/fp8.cuh"
 #include "ptx/global.cuh"
-#include "ptx/past_l1.cuh"
 
 namespace {
 

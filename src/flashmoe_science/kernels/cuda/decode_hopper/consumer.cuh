@@ -2,7 +2,6 @@
 #pragma once
 
 #include "decode/results.cuh"
-#include "decode/scores.cuh"
 #if PARTS > 1
 #include "decode_hopper/parts.cuh"
 #endif

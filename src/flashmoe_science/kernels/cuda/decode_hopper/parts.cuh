@@ -6,7 +6,6 @@
 #include "decode_hopper/shared.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/cluster_barrier.cuh"
-#include "ptx/cluster_post.cuh"
 
 namespace {
 

@@ -1,8 +1,7 @@
 // Online softmax on wgmma accumulators (Milakov and Gimelshein 2018; Dao 2023). A thread holds two rows.
 #pragma once
 
-#include "exponential.cuh"
-#include "ptx/maximum.cuh"
+#include "ablation.cuh"
 #include "quad.cuh"
 #include "types.cuh"
 

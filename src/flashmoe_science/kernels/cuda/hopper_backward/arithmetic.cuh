@@ -4,11 +4,11 @@
 // Before it: HEAD_DIM, BLOCK_M, BLOCK_N, TRANSPOSED.
 #pragma once
 
-#include "exponential.cuh"
+#include "ablation.cuh"
 #include "mma/descriptor.cuh"
 #include "mma/narrow_panel.cuh"
 #include "ptx/shared_floats.cuh"
-#include "ptx/stmatrix.cuh"
+#include "ptx/ldmatrix.cuh"
 #include "ptx/wgmma.cuh"
 #include "types.cuh"
 

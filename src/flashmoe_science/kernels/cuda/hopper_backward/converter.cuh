@@ -10,7 +10,7 @@
 #include "ptx/bulk.cuh"
 #include "ptx/dependent_launch.cuh"
 #include "ptx/shared_floats.cuh"
-#include "ptx/tma_store.cuh"
+#include "ptx/tma.cuh"
 
 namespace backward {
 

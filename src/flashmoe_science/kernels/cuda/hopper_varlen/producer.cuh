@@ -7,11 +7,16 @@
 
 #include "hopper_varlen/scheduler.cuh"
 #include "ptx/bulk.cuh"
-#include "ptx/held.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 
 namespace hopper {
+
+// The compiler moves what is computed before a loop to where it is used in it, a division too. Not this.
+__device__ __forceinline__ int held(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 
 // A coordinate outside every tensor: its box is read as zeros, without access to memory.
 constexpr int OUTSIDE = 1 << 30;
@@ -38,7 +43,7 @@ struct Boxes {
         return __umulhi(2 * static_cast<uint32>(key), p.page_multiplier) >> p.page_shift;
     }
 
-    __device__ __forceinline__ void enter(const Parameters& p, const Tile& tile) { head = ptx::held(tile.slice / p.group); }
+    __device__ __forceinline__ void enter(const Parameters& p, const Tile& tile) { head = held(tile.slice / p.group); }
 
     // Only keys from `begin` on and before `tile.keys` are looked up: what the table has for others is anything.
     __device__ __forceinline__ void look_up(const Parameters& p, const Tile& tile, int block, int begin, int lane) {

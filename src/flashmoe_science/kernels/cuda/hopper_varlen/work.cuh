@@ -3,7 +3,7 @@
 #pragma once
 
 #include "hopper_varlen/parameters.cuh"
-#include "ptx/index.cuh"
+#include "ptx/global.cuh"
 
 namespace hopper {
 

@@ -8,7 +8,6 @@
 #include "mma/m16n8k16.cuh"
 #include "moe/few_parameters.cuh"
 #include "moe/few_routing.cuh"
-#include "ptx/cache_policy.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/vector.cuh"
 

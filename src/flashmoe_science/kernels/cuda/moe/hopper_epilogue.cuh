@@ -3,7 +3,7 @@
 #pragma once
 
 #include "moe/hopper_shared.cuh"
-#include "ptx/movmatrix.cuh"
+#include "ptx/ldmatrix.cuh"
 #include "ptx/global.cuh"
 
 namespace moe {

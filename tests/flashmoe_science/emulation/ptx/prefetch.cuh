@@ -1,3 +1,0 @@
-#pragma once
-#include "types.cuh"
-inline void prefetch_l2(const void*) {}
