@@ -13,7 +13,7 @@ from cudadent42.base.errors import UsageError
 Race = dict[str, Any]
 Number = Callable[[Path], float]
 
-FILES = ("decode", "window", "prefill", "queries", "split")
+FILES = ("decode", "window", "prefill", "queries", "split", "chunk", "fp8")
 MUCH = 5e8
 """Bytes of keys and values from which rates are asked for."""
 PEAK_BYTES_PER_US = 4.8e6
@@ -71,6 +71,16 @@ def mean_of(part: str, one: str, other: str) -> Number:
 
 def least_of(part: str, one: str, other: str) -> Number:
     return lambda folder: min(ratios(races(folder, part), one, other))
+
+
+def in_pages_of(page: int, part: str, one: str, other: str) -> Number:
+    """Least of the races whose name ends so."""
+
+    def read(folder: Path) -> float:
+        rows = [race for race in races(folder, part) if race["race"].endswith(f"pages of {page}")]
+        return min(ratios(rows, one, other))
+
+    return read
 
 
 def most_of_queries(count: str) -> Number:

@@ -7,6 +7,7 @@ from figure_readers import fields
 from figure_serving import (
     from_batch,
     host_us,
+    in_pages_of,
     least_alone,
     least_of,
     least_rate,
@@ -23,15 +24,15 @@ from figure_serving import (
 OURS = "pages of 64"
 RACED = "h200-serving-again"
 """All ways of a kind in one run."""
+NEWER = "h200-serving-mixed"
+"""Without windows, prompts and FlashInfer."""
 DECODE = "h200-decode-raced"
-"""Decode steps beside others; its README says which sources ran."""
-PAGES = "h200-decode-pages"
-"""Pages of each size beside dense calls."""
+"""Decode steps beside FlashInfer; its README says which sources ran."""
 
 SERVING: tuple[Row, ...] = (
     Row(
         "decode over pages of 64 with at least 0.5 GB of keys and values: rate, and time over dense",
-        PAGES,
+        NEWER,
         (
             Bound("least", 4.2, unit("TB/s"), at_least=True),
             Bound("most", 1.03, thousandths),
@@ -40,19 +41,19 @@ SERVING: tuple[Row, ...] = (
     ),
     Row(
         "the same over pages of 16 and of 1, time over dense",
-        PAGES,
+        NEWER,
         (Bound("16", 1.05, thousandths), Bound("1", 1.15, thousandths)),
         fields(most_over_dense(16), most_over_dense(1)),
     ),
     Row(
         "decode over pages of 64 against FlashAttention-3, {1, 8, 64} sequences of {1k, 8k, 32k} keys",
-        DECODE,
+        NEWER,
         (mean(1.25), Bound("least", 1.0, thousandths, at_least=True)),
         fields(mean_of("decode", "fa3", OURS), least_of("decode", "fa3", OURS)),
     ),
     Row(
         "the same with FlashAttention-3's schedule made ahead",
-        DECODE,
+        NEWER,
         (Bound("geometric mean", None, ratio), Bound("least", None, thousandths)),
         fields(mean_of("decode", "fa3 planned", OURS), least_of("decode", "fa3 planned", OURS)),
     ),
@@ -64,7 +65,7 @@ SERVING: tuple[Row, ...] = (
     ),
     Row(
         "a ragged batch of 64 sequences of 200 to 64k keys: share of 4.8 TB/s, and against FlashAttention-3",
-        DECODE,
+        NEWER,
         (
             Bound("", 0.85, share, at_least=True),
             Bound("against FlashAttention-3", None, thousandths),
@@ -93,13 +94,13 @@ SERVING: tuple[Row, ...] = (
     ),
     Row(
         "`split_keys` over the call without, from 8k keys on: the best size of each cell, and the best one for all",
-        RACED,
+        NEWER,
         (Bound("of each", 1.05, ratio), Bound("one for all", 1.05, ratio)),
         fields(most_at_best("split", "free"), most_at_one("split", "free")),
     ),
     Row(
         "4 and 8 query tokens of each of 1, 8 and 64 sequences of 8k keys over one",
-        DECODE,
+        NEWER,
         (Bound("4", 1.12, ratio), Bound("8", 1.25, ratio)),
         fields(most_of_queries("4"), most_of_queries("8")),
     ),
@@ -120,17 +121,22 @@ SERVING: tuple[Row, ...] = (
     ),
     Row(
         "a chunk of 2k with 128 decodes of 2k in one launch, over two launches, and against FlashAttention-3's one",
-        RACED,
+        NEWER,
         (
-            Bound("two launches", 1.1, ratio, at_least=True),
+            Bound("two launches, pages of 64", 1.1, thousandths, at_least=True),
+            Bound("of 16", 1.1, thousandths, at_least=True),
             Bound("FlashAttention-3", None, ratio),
         ),
-        fields(least_of("chunk", "two launches", "one launch"), least_of("chunk", "fa3", "one launch")),
+        fields(
+            in_pages_of(64, "chunk", "two launches", "one launch"),
+            in_pages_of(16, "chunk", "two launches", "one launch"),
+            least_of("chunk", "fa3", "one launch"),
+        ),
     ),
     Row(
         "a cache of FP8 from 8 sequences of 8k on, against 16 bits, and against FlashAttention-3, which makes "
         "queries of FP8; least",
-        RACED,
+        NEWER,
         (
             Bound("16 bits", 1.7, ratio, at_least=True),
             Bound("FlashAttention-3", 1.4, ratio, at_least=True),

@@ -198,8 +198,8 @@ def test_trees_of_every_size_have_a_kernel(queries: int) -> None:
     for problem in (problem_of(), problem_of(page_size=1), problem_of(256)):
         for device in (H200, replace(H200, architecture="sm_80")):
             sizes = Sizes(1, queries, 5000)
-            taking = candidates(problem, device, sizes)
-            without = candidates(replace(problem, tree=False), device, sizes)
+            taking = candidates(problem, device, sizes, queries)
+            without = candidates(replace(problem, tree=False), device, sizes, queries)
             assert taking == [kind for kind in without if kind is not VarlenKernel.DECODE_HOPPER]
 
 
