@@ -10,7 +10,7 @@ from flashmoe_science.cuda.device import Device, device_of
 from flashmoe_science.cuda.driver import make_context_current
 from flashmoe_science.cuda.repeat import current_device
 from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
-from flashmoe_science.cuda.varlen.select import MODULES, Like, candidates, is_widened, like
+from flashmoe_science.cuda.varlen.select import MODULES, candidates, is_widened, like
 from flashmoe_science.errors import KernelDefectError
 from flashmoe_science.varlen import dequantized
 from flashmoe_science.varlen.problem import Problem, Repeat, Repeatable, Run, Sizes, Tensors
@@ -19,10 +19,10 @@ from flashmoe_science.varlen.problem import Problem, Repeat, Repeatable, Run, Si
 def prepare(problem: Problem, device: torch.device) -> Run:
     """See `flashmoe_science.varlen.problem.Backend`.
 
-    Which kernel takes a call may depend on its sizes (`select.Like`): each is made ready when it first comes.
+    Which kernel takes a call may depend on its sizes (`select.like`): each is made ready when it first comes.
     """
     index = device.index
-    runs: dict[Like, Run] = {}
+    runs: dict[tuple[int, bool], Run] = {}
 
     def make_ready(sizes: Sizes, tokens: int) -> Run:
         gpu, most_queries = device_of(index), bucket(sizes.max_seqlen_q)

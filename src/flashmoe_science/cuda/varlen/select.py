@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from flashmoe_science.cuda.choice import Choice, Refusal, not_preferred
 from flashmoe_science.cuda.device import Device
 from flashmoe_science.cuda.varlen import decode, decode_hopper, hopper, mixed_hopper, portable
+from flashmoe_science.cuda.varlen.decode_calls import MOST_QUERIES
 from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
 from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -63,23 +64,12 @@ def select(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> Varle
     return candidates(problem, device, sizes, tokens)[0]
 
 
-class Like(NamedTuple):
-    """All that `candidates` depends on of a call's sizes."""
-
-    most_queries: int
-    """Of a sequence, by `kind.bucket`."""
-    decodes_on_hopper: bool
-    """Which decode kernel is faster."""
-    is_mixed: bool
-    """Prompts beside decode steps."""
-
-
-def like(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> Like:
-    return Like(
-        bucket(sizes.max_seqlen_q),
-        decode_hopper.is_faster(problem, sizes, device),
-        mixed_hopper.is_faster(sizes, tokens),
-    )
+def like(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> tuple[int, bool]:
+    """All that `candidates` depends on of a call's sizes: most queries of a sequence, by `kind.bucket`, and whether the
+    Hopper kernel for few queries, or for prompts beside them, is faster than the one that is preferred else.
+    """
+    faster = decode_hopper.is_faster(problem, sizes, device) or mixed_hopper.is_faster(sizes, tokens)
+    return bucket(sizes.max_seqlen_q), faster
 
 
 def candidates(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> list[VarlenKernel]:
@@ -93,15 +83,15 @@ def candidates(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> l
         NoKernelError: no kernel takes the problem, or not the one that it names.
     """
     named = os.environ.get(OVERRIDE_VARIABLE)
-    most_queries, decodes_on_hopper, is_mixed = like(problem, device, sizes, tokens)
+    most_queries, faster = like(problem, device, sizes, tokens)
     names = {kind.value: kind for kind in MODULES}
     if named and named not in names:
         raise InputError(f"{OVERRIDE_VARIABLE}={named!r} names no kernel; expected one of {', '.join(names)}")
-    order = [kind for kind in MODULES if is_mixed or kind is not VarlenKernel.MIXED_HOPPER]
-    first = (
-        VarlenKernel.MIXED_HOPPER if is_mixed else VarlenKernel.DECODE_HOPPER if decodes_on_hopper else None
-    )
-    order.sort(key=lambda kind: kind is not first)
+    is_few = sizes.max_seqlen_q <= MOST_QUERIES
+    order = [kind for kind in MODULES if kind is not VarlenKernel.MIXED_HOPPER or (faster and not is_few)]
+    if faster:
+        first = VarlenKernel.DECODE_HOPPER if is_few else VarlenKernel.MIXED_HOPPER
+        order.sort(key=lambda kind: kind is not first)
     reasons = {
         kind: MODULES[kind].why_not(problem, device, most_queries)
         for kind in ([names[named]] if named else order)
