@@ -269,9 +269,8 @@ __device__ MEET_INLINE void meet(const Parameters& p, const Segment& segment, co
     const int rows = segment.rows - segment.first_row;
     const auto combine_all = [&](int first, int last, int step, bool is_result) {
 #pragma unroll 1
-        for (int i = 0; i < kBundles; ++i) {
-            const int k = warp + i * kQuadsTogether * WARPS;
-            if (k >= kOwnQuads || (bundles >> i & 1) == 0) continue;
+        for (int i = 0, k = warp; k < kOwnQuads; ++i, k += kQuadsTogether * WARPS) {
+            if (TOGETHER && (bundles >> i & 1) == 0) continue;
             float4 merged[kQuadsTogether];
             Statistics total[kQuadsTogether];
             combine_pieces(pieces, rows, first, last, step, lane, k, merged, total);
