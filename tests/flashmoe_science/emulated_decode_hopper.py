@@ -20,6 +20,9 @@ from flashmoe_science.varlen.arguments import Options, check, check_sizes
 from flashmoe_science.varlen.problem import Tensors
 from problems import H200
 
+_MOST_AT_A_TIME = 16
+"""Blocks whose copies the emulation has room for."""
+
 
 @functools.cache
 def library(configuration: DecodeHopperConfiguration, dtype: torch.dtype) -> ctypes.CDLL:
@@ -34,13 +37,15 @@ def attend(
     grid: int = 3,
     team: int = 1,
     parts: int = 1,
-    together: bool = False,
+    at_a_time: int = 0,
+    launches: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and lse of the emulated kernel; both begin as NaN.
 
     Args:
         grid: blocks, or clusters of ``parts`` blocks.
-        together: all blocks at a time, in place of one (or one cluster) after another; with ``parts`` 1.
+        at_a_time: so many blocks, in place of one (or one cluster) after another; with ``parts`` 1.
+        launches: one after another, with the same workspace and counters.
     """
     monkeypatch.setattr(key_maps, "TensorMap", EmulatedMap)
     inputs = inputs_of(call)
@@ -64,9 +69,12 @@ def attend(
     if not configuration.gathered:
         KeyMaps(buffer, 0, problem, configuration.box_rows, read_once=True).describe(tensors)
     blocks = grid * parts
-    if together:
-        library(configuration, problem.dtype).run_together(buffer, blocks, 1, blocks)
-    else:
-        library(configuration, problem.dtype).run(buffer, blocks)
-    assert not arrivals.any(), "counters are zero after a launch"
+    assert at_a_time <= _MOST_AT_A_TIME
+    for _ in range(launches):
+        output.fill_(torch.nan)
+        if at_a_time:
+            library(configuration, problem.dtype).run_together(buffer, blocks, 1, at_a_time)
+        else:
+            library(configuration, problem.dtype).run(buffer, blocks)
+        assert not arrivals.any(), "counters are zero after a launch"
     return output, lse

@@ -29,8 +29,8 @@ from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
 
 _SHORTER = 4
 """Prompts are taken to be beside decode steps where the longest has so many times the average number of queries."""
-_BUILT_AHEAD = 128
-"""Head dimension."""
+_LARGE_DIM = 128
+_CAPPED_ROWS = 64
 _BUILT_AHEAD_PAGE = 16
 MAPS_AT = hopper.ARGUMENT_BYTES
 FEW_AT = MAPS_AT + decode_hopper.MAPS_BYTES
@@ -51,19 +51,27 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
     group = problem.num_heads // problem.num_kv_heads
     if group > few_configs.PRODUCT_ROWS:
         return f"up to {few_configs.PRODUCT_ROWS} query heads share keys"
+    if (
+        problem.softcap
+        and problem.head_dim == _LARGE_DIM
+        and 0 < hopper.features(problem).page_rows < _CAPPED_ROWS
+    ):
+        return f"with a soft cap at head dim {_LARGE_DIM} pages are of multiples of {_CAPPED_ROWS}"  # it would spill
     return decode_calls.why_not_rows(problem, 1, few_configs.PRODUCT_ROWS)
 
 
-def is_faster(sizes: Sizes, tokens: int) -> bool:
+def is_faster(problem: Problem, sizes: Sizes, tokens: int) -> bool:
     """Whether it is faster than the kernel for prompts, as far as sizes tell: most sequences are far shorter than one.
 
-    With prompts alone it takes 1.00 to 1.02 of that one's time, beside decode steps 0.86 to 0.96.
+    With prompts alone it takes 1.00 to 1.02 of that one's time, beside decode steps 0.86 to 0.96; at head dim 64, where
+    that one has taller tiles too, it was not timed.
 
     Args:
         tokens: query rows of all sequences.
     """
     return (
-        sizes.max_seqlen_q > decode_calls.MOST_QUERIES
+        problem.head_dim == _LARGE_DIM
+        and sizes.max_seqlen_q > decode_calls.MOST_QUERIES
         and _SHORTER * tokens <= sizes.batch * sizes.max_seqlen_q
     )
 
@@ -100,7 +108,7 @@ def kernels(architecture: str) -> list[CudaKernel]:
     if not wgmma.built_for(architecture):
         return []
     features = HopperFeatures(True, page_rows=_BUILT_AHEAD_PAGE)
-    return [kernel(configs.configuration(_BUILT_AHEAD, _BUILT_AHEAD, 4, features), torch.bfloat16)]
+    return [kernel(configs.configuration(_LARGE_DIM, _LARGE_DIM, 4, features), torch.bfloat16)]
 
 
 def prepare(problem: Problem, device: Device, most_queries: int) -> Run:

@@ -68,7 +68,7 @@ def like(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> tuple[i
     """All that `candidates` depends on of a call's sizes: most queries of a sequence, by `kind.bucket`, and whether the
     Hopper kernel for few queries, or for prompts beside them, is faster than the one that is preferred else.
     """
-    faster = decode_hopper.is_faster(problem, sizes, device) or mixed_hopper.is_faster(sizes, tokens)
+    faster = decode_hopper.is_faster(problem, sizes, device) or mixed_hopper.is_faster(problem, sizes, tokens)
     return bucket(sizes.max_seqlen_q), faster
 
 

@@ -61,8 +61,22 @@ def test_blocks_that_share_a_set_finish_it_together(
     shape = Shape((queries,), (1100,), heads, 2, 64, dtype=torch.bfloat16)
     call, most = paged(shape, 64), tuple(bounds(shape).values())
     alone = attend(call, options(), most, monkeypatch, grid)
-    together = attend(call, options(), most, monkeypatch, grid, together=True)
+    together = attend(call, options(), most, monkeypatch, grid, at_a_time=grid)
     assert_as_exact_as_pytorch(*together, call, **bounds(shape))
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(("team", "grid"), [(1, 21), (2, 40), (4, 40)])
+@pytest.mark.parametrize("at_a_time", [3, 5, 16])
+def test_blocks_finish_a_set_of_which_some_come_later(
+    at_a_time: int, team: int, grid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sets meet within a block's share, too, and a second launch finds what the first one left."""
+    shape = Shape((6, 5), (1500, 900), 16, 4, 64, dtype=torch.bfloat16)
+    call, most = paged(shape, 64), tuple(bounds(shape).values())
+    alone = attend(call, options(), most, monkeypatch, grid, team)
+    together = attend(call, options(), most, monkeypatch, grid, team, at_a_time=at_a_time, launches=2)
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
 
 

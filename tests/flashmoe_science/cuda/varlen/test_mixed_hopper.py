@@ -123,8 +123,11 @@ def test_the_bits_of_a_decode_step_depend_on_the_grid_and_of_a_prompt_on_nothing
 
 
 def test_it_is_taken_where_it_is_faster_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, sizes = check(inputs_of(paged(BATCH, 16)), options()), Sizes(9, 100, 700)
+    call, sizes = paged(dataclasses.replace(BATCH, head_dim=128, value_dim=128), 16), Sizes(9, 100, 700)
+    problem = check(inputs_of(call), options())
     assert select(problem, H200, sizes, 116) is VarlenKernel.MIXED_HOPPER
+    small = dataclasses.replace(problem, head_dim=64, value_dim=64)
+    assert select(small, H200, sizes, 116) is VarlenKernel.HOPPER
     assert VarlenKernel.MIXED_HOPPER not in candidates(problem, H200, sizes, 900)
     monkeypatch.setenv(OVERRIDE_VARIABLE, "mixed_hopper")
     assert select(problem, H200, sizes, 900) is VarlenKernel.MIXED_HOPPER
@@ -139,14 +142,20 @@ def test_what_it_cannot_do_is_said() -> None:
         ({"value_dim": 128}, "both 64 or 128"),
         ({"page_size": 24}, "pages of 24"),
         ({"num_heads": 256}, "up to 64 query heads share keys"),
+        ({"softcap": 2.0, "head_dim": 128, "value_dim": 128}, "soft cap"),
     ):
         assert reason in str(mixed_hopper.why_not(dataclasses.replace(problem, **change), H200, 127))
 
 
 @pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("group", [1, 4, 8])
-def test_kernels_fit_and_compile_without_spills(group: int) -> None:
-    for features in (HopperFeatures(True, page_rows=16), HopperFeatures(True, left_window=True)):
+def test_kernels_fit_and_compile_without_spills(group: int, dtype: torch.dtype) -> None:
+    for features in (
+        HopperFeatures(True, page_rows=16),
+        HopperFeatures(True, left_window=True),
+        HopperFeatures(True, softcap=True, page_rows=64),
+    ):
         chosen = configs.configuration(128, 128, group, features)
         check_block("mixed_hopper", "sm_90", chosen.threads, chosen.shared_bytes)
-        compile_kernel(mixed_hopper.kernel(chosen, torch.bfloat16))
+        compile_kernel(mixed_hopper.kernel(chosen, dtype))

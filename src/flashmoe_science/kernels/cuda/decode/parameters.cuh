@@ -89,7 +89,7 @@ struct Parameters {
     const float* slopes;      // (batch, heads), or null
     const float* key_scales;  // of e4m3 keys, or null: 1
     const float* value_scales;
-    Partial* partials;        // [slot][quad]
+    Partial* partials;        // [slot][quad]; behind two slots a block, with TOGETHER, a word for each of its warps
     uint32* arrivals;         // [2][block][warp]: zero before and after a launch
     int64 pages_row;          // stride of the table's rows
     int64 slopes_row;         // 0: the same slopes for all sequences

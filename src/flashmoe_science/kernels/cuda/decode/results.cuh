@@ -1,8 +1,8 @@
 // From partial results to rows of the output: blocks that share a set of query rows leave theirs in device memory, and the
-// last one to come combines them.
+// last one to come combines them, or what others have not begun.
 //
-// A warp finishes the same quads in every block, so it meets only its counterparts: no barrier of blocks, and nobody waits
-// for anybody. Results are read back in the order of their keys, so the output does not depend on who came last.
+// A warp finishes the same quads in every block, so it meets only its counterparts: no barrier of blocks, and nobody has to
+// wait for another. Results are read back in the order of their keys, so the output does not depend on who came last.
 #pragma once
 #include "decode/schedule.cuh"
 #include "ptx/arrival.cuh"

@@ -1,4 +1,4 @@
-// Results in global memory that blocks of one grid hand to each other, without waiting for one another.
+// Results in global memory that blocks of one grid hand to each other; nobody has to wait for another.
 //
 // Warps write, each arrives once, and the one that is told that it is the last reads what all have written (PTX ISA,
 // "Memory Consistency Model": __syncwarp orders the lanes, the atomic operation releases and acquires for the GPU).
