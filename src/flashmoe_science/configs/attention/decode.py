@@ -6,7 +6,7 @@ way, more than a multiprocessor of an H200 needs to read as fast as its memory g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from flashmoe_science.configs.attention.small import CLUSTERED
@@ -24,6 +24,9 @@ _MORE_WARPS = 12
 """Of a block over FP8 at dims of 65 to 128 with two tiles of rows, where a warp has one tile of keys."""
 MOST_QUADS = max(4 * tiles * -(-dim // 64) for tiles, dim in _DIM_PER_ROWS.items())
 """That any configuration has: see `DecodeConfiguration.quads`."""
+_QUEUES = {1: (16, 1, 2), 2: (8, 2, 2), 4: (8, 1, 2)}
+"""By tiles of rows, over FP8: warps, tiles of keys, and passes that are copied ahead."""
+_QUEUED_DIM = 128
 _CLUSTERS = (8, 4)
 """Blocks of a cluster where there are so many for each set of rows. Not all multiprocessors have room for one."""
 SHORT = 2048
@@ -32,10 +35,15 @@ SHORT = 2048
 """
 FEW = 128
 """Keys of which one block has enough: 8 tiles are read at once, and a cluster takes 0.6 us longer."""
-_LENGTHS = range(FEW + 1), range(FEW + 1, SHORT + 1), range(SHORT + 1, 1 << 31)
+_ONE_PASS = 512
+"""Keys of which the warps of a block that copies ahead have but a pass or two: it was slower."""
+_LENGTHS = tuple(
+    range(first, last + 1)
+    for first, last in ((0, FEW), (FEW + 1, _ONE_PASS), (_ONE_PASS + 1, SHORT), (SHORT + 1, (1 << 31) - 1))
+)
 _TEAMS = (4, 2)
 """Blocks of a team: with 4, 1.4 to 3 % less time for 0.5 GB of keys and more, and as much with 8 or for fewer keys."""
-MOST_ARRIVALS = 1 << 12
+MOST_ARRIVALS = 1 << 13
 """Counters that one launch may have: two for each warp of each block of the grid."""
 
 
@@ -94,6 +102,8 @@ class DecodeConfiguration:
     """Queries of a sequence are a tree."""
     pairs: bool = False
     """e4m3 is read 16 codes at a time: rows begin at multiples of 16 bytes."""
+    queue: int = 0
+    """Passes of a warp that shared memory has room for; 0: what it multiplies comes to registers."""
     cluster: int = 1
     """Blocks that may share a set of rows through their shared memory (sm_90 and later)."""
 
@@ -113,6 +123,8 @@ class DecodeConfiguration:
     @property
     def late_values(self) -> bool:
         """Values wait for the registers that keys leave; with many rows only on Hopper, as on sm_80 that spills."""
+        if self.queue:
+            return False
         dim = max(self.head_dim, self.value_dim)
         many_rows = self.dependent and self.row_tiles * dim > 256
         return many_rows or (dim > 128 and (self.pages is Pages.ROWS or self.score_changes))
@@ -129,7 +141,9 @@ class DecodeConfiguration:
         """Dynamic: queries of two sets, and what the warps of a block leave each other."""
         queries = 2 * self.row_tiles * -(-self.head_dim // 32) * 32 * 16
         results = self.warps * self.quads
-        return queries + (2 if self.value_dim <= 128 and results <= 64 else 1) * results * 32 * 16
+        merges = 2 if self.value_dim <= 128 and results <= 64 else 1
+        tiles = self.warps * self.key_tiles * self.queue
+        return queries + merges * results * 32 * 16 + tiles * KEY_TILE * (self.head_dim + self.value_dim)
 
     @property
     def label(self) -> str:
@@ -162,6 +176,32 @@ def cluster_for(architecture: str, sets: int, most_keys: int, multiprocessors: i
     if not FEW < most_keys <= SHORT:
         return 1
     return next((cluster for cluster in _CLUSTERS if sets * cluster <= multiprocessors), 2)
+
+
+def queued(
+    configuration: DecodeConfiguration, architecture: str, sets: int, most_keys: int, multiprocessors: int
+) -> DecodeConfiguration:
+    """As it is where keys and values come by way of shared memory, if that is faster. Others: see `cluster_for`.
+
+    With one tile of rows, or four, it needs many keys: it has more to do before the first and after the last.
+    """
+    by_pairs = configuration.cache is Cache.SCALED_HEADS and configuration.pairs
+    dims = configuration.head_dim, configuration.value_dim
+    if not by_pairs or not configuration.dependent or dims != (_QUEUED_DIM, _QUEUED_DIM):
+        return configuration
+    are_many = 4 * sets > multiprocessors
+    if configuration.row_tiles == 2:
+        is_faster = are_many or most_keys > SHORT
+    else:
+        is_faster = are_many and most_keys > (_ONE_PASS if 2 * sets > multiprocessors else SHORT)
+    warps, key_tiles, queue = _QUEUES[configuration.row_tiles]
+    other = replace(configuration, warps=warps, key_tiles=key_tiles, queue=queue)
+    return other if is_faster and _fits(other, architecture) else configuration
+
+
+def _fits(configuration: DecodeConfiguration, architecture: str) -> bool:
+    # Beside it a few kilobytes of static shared memory.
+    return configuration.shared_bytes + 4096 <= limits(architecture).shared_per_block
 
 
 def may_cluster(configuration: DecodeConfiguration) -> bool:
@@ -218,7 +258,6 @@ def configuration(
     dim = max(head_dim, value_dim)
     fitting = _row_tiles(dim, pages, score_changes)
     row_tiles = next((tiles for tiles in fitting if 8 * tiles >= rows), fitting[-1])
-    available = limits(architecture).shared_per_block
     candidates = (
         DecodeConfiguration(
             head_dim=head_dim,
@@ -236,5 +275,4 @@ def configuration(
         for tiles in reversed([tiles for tiles in fitting if tiles <= row_tiles])
         for warps in _warps(dim, tiles, cache)
     )
-    # Beside it a few kilobytes of static shared memory.
-    return next(candidate for candidate in candidates if candidate.shared_bytes + 4096 <= available)
+    return next(candidate for candidate in candidates if _fits(candidate, architecture))

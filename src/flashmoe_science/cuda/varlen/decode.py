@@ -77,13 +77,14 @@ def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeC
     limited = problem.window_left >= 0 or problem.chunk > 0
     hidden = limited and problem.split_keys > 0 and usual.pages is Pages.TILES
     chosen = replace(usual, chunk=problem.chunk > 0, hidden_tiles=hidden, tree=problem.tree)
-    if problem.split_keys or not configs.may_cluster(chosen):
+    if problem.split_keys:  # bits, and so the kernel, depend on nothing else in the batch
         return chosen
     sets = sizes.batch * problem.num_kv_heads * -(-rows // usual.rows)
-    most_keys = most_keys_seen(problem, sizes)
-    return replace(
-        chosen, cluster=configs.cluster_for(device.architecture, sets, most_keys, device.multiprocessors)
-    )
+    call = sets, most_keys_seen(problem, sizes), device.multiprocessors
+    chosen = configs.queued(chosen, device.architecture, *call)
+    if not configs.may_cluster(chosen):
+        return chosen
+    return replace(chosen, cluster=configs.cluster_for(device.architecture, *call))
 
 
 def choose(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> Choice:
@@ -119,6 +120,7 @@ def kernel(configuration: DecodeConfiguration, dtype: torch.dtype, architecture:
             **({"HIDDEN_TILES": 1} if configuration.hidden_tiles else {}),
             **({"TREE": 1} if configuration.tree else {}),
             **({"PAIRS": 1} if configuration.pairs else {}),
+            **({"QUEUE": configuration.queue} if configuration.queue else {}),
             **({"CLUSTER": configuration.cluster} if configuration.cluster > 1 else {}),
             "SCORE_CHANGES": int(configuration.score_changes),
             "DEPENDENT": int(configuration.dependent),

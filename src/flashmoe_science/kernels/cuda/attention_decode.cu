@@ -20,6 +20,7 @@
 //   CHUNK          1: a query sees the keys of its own chunk alone; may be left out
 //   HIDDEN_TILES   1: a segment may begin with tiles that no row sees, whose pages may be gone; with PAGES 1, may be left out
 //   CLUSTER        blocks of a cluster, which may share a set (sm_90); may be left out
+//   QUEUE          passes for which a warp has room in shared memory (decode/tiles.cuh); may be left out
 //   TREE           1: queries of a sequence are a tree, whose words say which of their keys a row sees; may be left out
 //   DEPENDENT      1: launched with programmatic stream serialization (sm_90), so that it may start early
 #include "decode/results.cuh"
@@ -60,7 +61,7 @@ __device__ __forceinline__ void copy_queries(const Parameters& p, const Segment&
         const uint64 offset = token * p.query_row + head * p.query_head + (valid ? dim * kElementBytes : 0);
         copy_chunk(shared_address(&to[i]), p.query + offset, valid);
     }
-    copy_commit();
+    if (!QUEUE) copy_commit();  // else with the keys that come next
 }
 
 // exp2(score + change), with the sign of a key's scale; zero where the key is not seen.
@@ -139,6 +140,46 @@ attention_decode(const __grid_constant__ Parameters p) {
         for (int i = 0; i < KEY_TILES; ++i) value[i].load_from(value_rows[i], lane);
     };
 
+#if QUEUE
+    // Passes of this warp: of the segment, or of the next one, `ahead` comes next. `under_way`: copied, and not yet in registers.
+    constexpr uint32 kTileBytes = KeyTile::kBytes + ValueTile::kBytes, kStageBytes = KEY_TILES * kTileBytes;
+    const uint32 queue = shared_address(partial + kMerges * WARPS * kQuads * 32) + warp * QUEUE * kStageBytes;
+    int ahead = 0, under_way = 0, copied = 0, fetched = 0;  // the latter two: stages
+    bool of_next = false;
+    const auto place = [&](int stage, int i) { return queue + stage * kStageBytes + i * kTileBytes; };
+    const auto after = [](int stage) { return stage + 1 == QUEUE ? 0 : stage + 1; };
+    const auto copy_ahead = [&](const Segment& segment, const Segment& next, bool more) {
+#pragma unroll 1
+        while (under_way < QUEUE) {
+            if (more && !of_next && ahead == segment.passes) {
+                of_next = true;
+                ahead = 0;
+#pragma unroll
+                for (int i = 0; i < KEY_TILES; ++i) page[i] = page_of_next[i];
+            }
+            const Segment& source = of_next ? next : segment;
+            if (ahead == source.passes) break;
+            find_keys(source, ahead, false);
+            find_values(source, ahead, false);
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; ++i) {
+                copy_tile<KeyTile, HEAD_DIM>(key_rows[i], place(copied, i), lane);
+                copy_tile<ValueTile, VALUE_DIM>(value_rows[i], place(copied, i) + KeyTile::kBytes, lane);
+            }
+            copy_commit();
+            look_up_pass(source, ++ahead, page);
+            copied = after(copied);
+            ++under_way;
+        }
+    };
+    // Until the next pass is there; those after it may still come.
+    const auto wait_for_pass = [&] {
+        if (under_way == QUEUE) copy_wait<QUEUE - 1>();
+        else if (under_way == QUEUE - 1) copy_wait<QUEUE - 2>();
+        else copy_wait<0>();
+        __syncwarp();
+    };
+#endif
     TileScales scales[KEY_TILES], next_scales[KEY_TILES];  // with CACHE 2
     const auto load_scales = [&](const Segment& segment, int pass, bool of_next) {
 #pragma unroll
@@ -151,14 +192,22 @@ attention_decode(const __grid_constant__ Parameters p) {
 #if TREE
     find_hidden(p, segments[0]);
 #endif
+#if QUEUE
+    copy_ahead(segments[0], segments[0], false);
+#else
     find_keys(segments[0], 0, false);
     find_values(segments[0], 0, false);
     load_keys();
     if (!LATE_VALUES) load_values();
     if (CACHE == 2) load_scales(segments[0], 0, false);
     look_up_pass(segments[0], 1, page);
+#endif
     if (threadIdx.x == 0) next_segment(p, cursor[0], segments[1]);
+#if QUEUE
+    wait_for_pass();  // with which the queries came
+#else
     copy_wait<0>();
+#endif
     __syncthreads();
 
     for (int s = 0;; ++s) {
@@ -207,7 +256,7 @@ attention_decode(const __grid_constant__ Parameters p) {
             const bool last = is_last;
             const Segment& source = last ? next : segment;  // of the loads of this pass
             const int source_pass = last ? 0 : pass + 1;
-            const bool loads = !last || more;
+            const bool loads = !QUEUE && (!last || more);
 #pragma unroll
             for (int i = 0; i < KEY_TILES; ++i)
                 if (CACHE == 2) scales[i] = next_scales[i];
@@ -217,6 +266,12 @@ attention_decode(const __grid_constant__ Parameters p) {
                 find_values(source, source_pass, last);
             }
 
+#if QUEUE
+            wait_for_pass();
+            copy_ahead(segment, next, more);  // also where the pass before was, which all have read
+#pragma unroll
+            for (int i = 0; i < kTiles; ++i) key[i].fetch(place(fetched, i), lane);
+#endif
             // Scores: [0], [1] are key g of queries 2t, 2t + 1; [2], [3] are key g + 8. Where there is one tile of rows, two
             // chains of accumulation halve the latency of this product.
             float score[kTiles][ROW_TILES][4], other[kTiles][ROW_TILES][4];
@@ -239,6 +294,12 @@ attention_decode(const __grid_constant__ Parameters p) {
                         mma(ROW_TILES == 1 ? other[i][r] : score[i][r], {low.z, high.z, low.w, high.w}, q.z, q.w);
                     }
                 }
+#if QUEUE
+#pragma unroll
+            for (int i = 0; i < kTiles; ++i) value[i].fetch(place(fetched, i) + KeyTile::kBytes, lane);
+            fetched = after(fetched);
+            --under_way;
+#endif
             if (LATE_VALUES) {
                 load_values();
             } else if (loads) {
@@ -449,7 +510,12 @@ attention_decode(const __grid_constant__ Parameters p) {
                         make_float4(first[column], first[2 + column], second[column], second[2 + column]);
                 }
         }
-        copy_wait<0>();  // the next segment's queries
+        // The next segment's queries. With QUEUE they came with a pass, unless there was none left.
+        if (QUEUE && passes <= QUEUE) copy_commit();
+        if (!QUEUE || passes <= QUEUE) copy_wait<0>();
+#if QUEUE
+        of_next = false;
+#endif
         __syncthreads();
 #if CLUSTER > 1
         if (segment.slot == kOfCluster) cluster::wait_for_peers();

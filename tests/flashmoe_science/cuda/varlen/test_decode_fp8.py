@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from compiled_for import each_architecture
@@ -57,6 +59,75 @@ def test_sixteen_codes_at_a_time(head_dim: int, value_dim: int, queries: int, sc
     small, wide = quantized(call, scales)
     out, lse = run_on_cpu(small, options(), tuple(bounds(shape).values()), 4, pairs=True)
     assert_as_exact_as_ideal(out, lse, call, wide, **bounds(shape))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("grid", [2, 12])
+@pytest.mark.parametrize(
+    ("queries", "keys", "page_size", "warps", "key_tiles", "queue"),
+    [
+        # Sets of one pass, of as many as are copied ahead, and of more.
+        (1, (200, 7, 33), 0, 16, 1, 2),
+        (1, (3000, 5, 700), 16, 16, 1, 2),
+        (1, (3000, 5, 700), 0, 8, 1, 4),
+        (3, (3000, 5, 700), 1, 8, 2, 2),
+        (3, (200, 7, 33), 16, 8, 1, 3),
+        (8, (200, 7, 700), 16, 8, 1, 2),
+    ],
+)
+def test_keys_by_way_of_shared_memory(
+    queries: int,
+    keys: tuple[int, ...],
+    page_size: int,
+    warps: int,
+    key_tiles: int,
+    queue: int,
+    grid: int,
+    cluster: int,
+) -> None:
+    shape = Shape((queries, queries, 1), keys, 8, 2, 128, 128, BF16)
+    call = paged(shape, page_size) if page_size else packed(shape)
+    small, wide = quantized(call, "each head")
+    changes = {"warps": warps, "key_tiles": key_tiles, "queue": queue, "cluster": cluster, "pairs": True}
+    out, lse = run_on_cpu(small, options(), tuple(bounds(shape).values()), grid, **changes)
+    assert_as_exact_as_ideal(out, lse, call, wide, **bounds(shape))
+
+
+@pytest.mark.parametrize(
+    ("rows", "sets", "most_keys", "expected"),
+    [
+        (8, 8, 1 << 17, 0),  # one sequence: blocks have little to read, whatever the bound
+        (8, 64, 2048, 0),
+        (8, 64, 2049, 2),
+        (8, 512, 513, 2),
+        (8, 512, 512, 0),
+        (16, 8, 2048, 0),
+        (16, 8, 2049, 2),
+        (16, 34, 100, 2),
+        (32, 8, 1 << 17, 0),
+        (32, 512, 1024, 2),
+    ],
+)
+def test_which_calls_copy_ahead(rows: int, sets: int, most_keys: int, expected: int) -> None:
+    usual = configs.configuration("sm_90", 128, 128, rows, Pages.TILES, False, Cache.SCALED_HEADS, pairs=True)
+    assert configs.queued(usual, "sm_90", sets, most_keys, H200.multiprocessors).queue == expected
+
+
+def test_only_codes_that_come_in_sixteens_are_copied_ahead() -> None:
+    def queue(architecture: str, dim: int, cache: Cache, pairs: bool) -> int:
+        usual = configs.configuration(architecture, dim, dim, 16, Pages.TILES, False, cache, pairs=pairs)
+        return configs.queued(usual, architecture, 512, 8192, H200.multiprocessors).queue
+
+    assert queue("sm_90", 128, Cache.SCALED_HEADS, True) == 2
+    assert queue("sm_120", 128, Cache.SCALED_HEADS, True) == 0  # shared memory of a block has no room
+    for architecture, dim, cache, pairs in (
+        ("sm_80", 128, Cache.SCALED_HEADS, True),
+        ("sm_90", 64, Cache.SCALED_HEADS, True),
+        ("sm_90", 128, Cache.SCALED_KEYS, True),
+        ("sm_90", 128, Cache.SCALED_HEADS, False),
+    ):
+        assert queue(architecture, dim, cache, pairs) == 0
 
 
 @NEEDS_COMPILER
@@ -141,3 +212,16 @@ def test_kernels_of_fp8_compile_without_spills(architecture: str) -> None:
     ):
         chosen = configs.configuration(architecture, dim, dim, rows, pages, False, cache)
         compile_kernel(decode.kernel(chosen, BF16, architecture))
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.usefixtures("nvrtc")
+def test_kernels_that_copy_ahead_compile_without_spills(cluster: int) -> None:
+    for rows in (8, 16, 32):
+        for pages in (Pages.TILES, Pages.ROWS):
+            usual = configs.configuration(
+                "sm_90", 128, 128, rows, pages, False, Cache.SCALED_HEADS, pairs=True
+            )
+            chosen = replace(configs.queued(usual, "sm_90", 512, 8192, H200.multiprocessors), cluster=cluster)
+            assert chosen.queue
+            compile_kernel(decode.kernel(chosen, BF16, "sm_90"))

@@ -36,6 +36,22 @@ def test_decode_steps(
     assert torch.equal(attention_varlen(**given, **bounds(shape), window=window), out)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("sequences", "queries", "page_size"),
+    [(9, 1, 64), (34, 1, 0), (34, 1, 1), (9, 8, 64), (34, 8, 0), (34, 8, 16), (34, 4, 64), (34, 4, 1)],
+)
+def test_decode_steps_of_many_sets(sequences: int, queries: int, page_size: int) -> None:
+    """Sets that two blocks share, and more sets than blocks: keys come by way of shared memory."""
+    keys = tuple(KEYS[i % 6] + 40 * i + (2000 if i == 3 else 0) for i in range(sequences))
+    shape = Shape((queries,) * sequences, keys, 16, 4, 128, dtype=BF16)
+    call = paged(shape, page_size, garbage=1 << 30) if page_size else packed(shape)
+    small, wide = quantized(call, "each head")
+    given = to(small, "cuda")
+    for _ in range(3):
+        out, lse = attention_varlen(**given, **bounds(shape), return_lse=True)  # type: ignore[arg-type]
+        assert_as_exact_as_ideal(out, lse, call, wide, **bounds(shape))
+
+
 @pytest.mark.parametrize("page_size", [0, 16])
 @pytest.mark.parametrize("scales", ["each head", "each key"])
 def test_prompts_go_by_way_of_a_copy_in_16_bits(scales: str, page_size: int) -> None:

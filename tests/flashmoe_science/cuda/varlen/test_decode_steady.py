@@ -205,7 +205,7 @@ def test_longer_keys_that_another_kernel_is_for_are_another_call(
         return choose("sm_80", sets, most_keys, multiprocessors)
 
     monkeypatch.setattr(configs, "cluster_for", cluster_for)
-    for most in (configs.SHORT, 300, configs.SHORT + 1, 5000, configs.SHORT):
+    for most in (configs.SHORT, 600, configs.SHORT + 1, 5000, configs.SHORT):
         attend(layer, max_seqlen_k=most)
     assert asked == [configs.SHORT, configs.SHORT + 1]
     assert gpu.launches == 5

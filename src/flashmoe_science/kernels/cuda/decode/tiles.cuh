@@ -2,10 +2,17 @@
 //
 // CACHE (macro): 0: elements of the query's type; 1: e4m3 with a scale for each head; 2: with one for each key and head.
 // PAGES (macro): 0: keys of a sequence lie one after another; 1: so do the 16 of a tile, in a page; 2: each key is looked up.
+// QUEUE (macro): 0: lanes load what they multiply to registers; else they copy it to shared memory so many passes ahead, a
+// warp its own tiles, so that nobody else waits for it. With CACHE 1 and PAIRS; may be left out.
 #pragma once
 #include "decode/schedule.cuh"
+#include "ptx/cp_async.cuh"
 #include "ptx/fp8.cuh"
 #include "ptx/global.cuh"
+#include "ptx/vector.cuh"
+#ifndef QUEUE
+#define QUEUE 0
+#endif
 
 namespace {
 
@@ -73,6 +80,22 @@ using Piece = HalfChunk;
 __device__ __forceinline__ Piece load_piece(const char* address) { return load_global_half(address); }
 #endif
 
+#if QUEUE
+static_assert(CACHE == 1 && PAIRS && HEAD_DIM % 128 == 0 && VALUE_DIM % 128 == 0, "chunks of 16 codes, eight to a line of banks");
+
+// The warp's copy of a tile to shared memory, a row by neighbouring lanes. Its chunks change places as lanes read them: eight at a time.
+template <class Tile, int Dim>
+__device__ __forceinline__ void copy_tile(const Rows& from, uint32 to, int lane) {
+    constexpr int kRowChunks = Dim / 16, kRowsAtOnce = 32 / kRowChunks;
+#pragma unroll
+    for (int first = 0; first < kTileKeys; first += kRowsAtOnce) {
+        const int row = first + lane / kRowChunks;
+        const uint32 within = lane % kRowChunks * sizeof(Chunk);
+        copy_chunk(to + row * Dim + (within ^ Tile::swizzle(row)), from.at(row) + within, true);
+    }
+}
+#endif
+
 // What one lane holds of a row that `Lanes` lanes share: every Lanes-th piece. Pieces past the dimension repeat the last one:
 // keys are zeroed there before use (`KeyTile::chunk`), of values the result is not written.
 template <int Lanes, int Dim, bool Pairs>
@@ -99,6 +122,16 @@ struct RowPieces {
             piece[i] = load_piece(row + kPieceBytes * (whole ? Lanes * i + lane : min(Lanes * i + lane, Dim / 8 - 1)));
         }
     }
+#if QUEUE
+    __device__ __forceinline__ void fetch(uint32 row, uint32 swizzle, int lane) {
+#pragma unroll
+        for (int i = 0; i < kPieces; i += 2) {
+            const Chunk both = load_shared(row + ((i / 2 * Lanes + lane) * sizeof(Chunk) ^ swizzle));
+            piece[i] = {both.x, both.y};
+            piece[i + 1] = {both.z, both.w};
+        }
+    }
+#endif
 };
 
 __device__ __forceinline__ void clear_unless(bool keep, Chunk& x) {
@@ -114,6 +147,19 @@ struct KeyTile {
 #pragma unroll
         for (int half = 0; half < 2; ++half) rows[half].load_from(from.at(lane / 4 + 8 * half), lane % 4);
     }
+#if QUEUE
+    static constexpr uint32 kBytes = kTileKeys * HEAD_DIM;
+
+    // Lanes read four chunks of two neighbouring rows.
+    __device__ __forceinline__ static uint32 swizzle(int row) { return row % 2 * 64; }
+    __device__ __forceinline__ void fetch(uint32 from, int lane) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = lane / 4 + 8 * half;
+            rows[half].fetch(from + row * HEAD_DIM, swizzle(row), lane % 4);
+        }
+    }
+#endif
 
     // The query is zero past the head dimension, but zero times a repeated infinity or NaN would be NaN.
     __device__ __forceinline__ Chunk chunk(int half, int i, int lane) const {
@@ -137,6 +183,16 @@ struct ValueTile {
 #pragma unroll
         for (int i = 0; i < 4; ++i) rows[i].load_from(from.at(row(i, lane)), lane / 4);
     }
+#if QUEUE
+    static constexpr uint32 kBytes = kTileKeys * VALUE_DIM;
+
+    // Lanes read two chunks of every second of eight rows.
+    __device__ __forceinline__ static uint32 swizzle(int row) { return row / 2 % 4 * 32; }
+    __device__ __forceinline__ void fetch(uint32 from, int lane) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) rows[i].fetch(from + row(i, lane) * VALUE_DIM, swizzle(row(i, lane)), lane / 4);
+    }
+#endif
 
     // Dims 2w and 2w + 1 of the lane's in a group of 64, each of the keys 2t and 2t + 1, and of 2t + 8 and 2t + 9.
     __device__ __forceinline__ void pair_keys(int group, int w, uint32 (&dims)[4]) const {
