@@ -24,10 +24,9 @@ from figure_serving import (
 OURS = "pages of 64"
 RACED = "h200-serving-again"
 """All ways of a kind in one run."""
-NEWER = "h200-serving-mixed"
-"""Without windows, prompts and FlashInfer."""
-DECODE = "h200-decode-raced"
-"""Decode steps beside FlashInfer; its README says which sources ran."""
+NEWER = "h200-serving-fp8"
+"""Without windows, prompts and `split_keys`, of which the latter has its own."""
+SPLIT = "h200-serving-mixed"
 
 SERVING: tuple[Row, ...] = (
     Row(
@@ -59,7 +58,7 @@ SERVING: tuple[Row, ...] = (
     ),
     Row(
         "the same cells against FlashInfer, its plan made ahead",
-        DECODE,
+        NEWER,
         (mean(1.1), Bound("least", 1.0, thousandths, at_least=True)),
         fields(mean_of("decode", "flashinfer", OURS), least_of("decode", "flashinfer", OURS)),
     ),
@@ -94,7 +93,7 @@ SERVING: tuple[Row, ...] = (
     ),
     Row(
         "`split_keys` over the call without, from 8k keys on: the best size of each cell, and the best one for all",
-        NEWER,
+        SPLIT,
         (Bound("of each", 1.05, ratio), Bound("one for all", 1.05, ratio)),
         fields(most_at_best("split", "free"), most_at_one("split", "free")),
     ),
