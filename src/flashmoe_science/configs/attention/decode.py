@@ -24,9 +24,6 @@ _MORE_WARPS = 12
 """Of a block over FP8 at dims of 65 to 128 with two tiles of rows, where a warp has one tile of keys."""
 MOST_QUADS = max(4 * tiles * -(-dim // 64) for tiles, dim in _DIM_PER_ROWS.items())
 """That any configuration has: see `DecodeConfiguration.quads`."""
-_QUEUES = {1: (16, 1, 2), 2: (8, 2, 2), 4: (8, 1, 2)}
-"""By tiles of rows, over FP8: warps, tiles of keys, and passes that are copied ahead."""
-_QUEUED_DIM = 128
 _CLUSTERS = (8, 4)
 """Blocks of a cluster where there are so many for each set of rows. Not all multiprocessors have room for one."""
 SHORT = 2048
@@ -37,6 +34,20 @@ FEW = 128
 """Keys of which one block has enough: 8 tiles are read at once, and a cluster takes 0.6 us longer."""
 _ONE_PASS = 512
 """Keys of which the warps of a block that copies ahead have but a pass or two: it was slower."""
+_QUEUES = {
+    (False, 64, 1): ((SHORT, 8, 1, 3), (0, 8, 1, 3), (_ONE_PASS, 8, 1, 3)),
+    (False, 64, 2): ((SHORT, 8, 1, 3), (SHORT, 8, 2, 2), (_ONE_PASS, 8, 2, 2)),
+    (False, 128, 1): ((SHORT, 8, 1, 2), (_ONE_PASS, 8, 1, 2), (_ONE_PASS, 8, 1, 2)),
+    (False, 128, 2): ((SHORT, 8, 1, 2), (_ONE_PASS, 8, 1, 2), (_ONE_PASS, 8, 1, 2)),
+    (True, 128, 1): ((SHORT, 8, 1, 3), (SHORT, 8, 1, 3), (_ONE_PASS, 16, 1, 2)),
+    (True, 128, 2): ((SHORT, 8, 2, 2), (_ONE_PASS, 8, 2, 2), (_ONE_PASS, 8, 2, 2)),
+    (True, 128, 4): (None, (SHORT, 8, 1, 2), (_ONE_PASS, 8, 1, 2)),
+    (True, 256, 1): ((SHORT, 8, 1, 2), (_ONE_PASS, 8, 1, 2), (0, 8, 1, 2)),
+}
+"""Where keys and values come by way of shared memory. By whether they are FP8, both dims, and tiles of rows: for sets
+of rows up to a quarter of the multiprocessors, up to half, and more. Keys from beyond which that is faster; warps,
+tiles of keys, and passes. Timed on an H200: docs/kernels/notebooks/decode.md.
+"""
 _LENGTHS = tuple(
     range(first, last + 1)
     for first, last in ((0, FEW), (FEW + 1, _ONE_PASS), (_ONE_PASS + 1, SHORT), (SHORT + 1, (1 << 31) - 1))
@@ -143,7 +154,8 @@ class DecodeConfiguration:
         results = self.warps * self.quads
         merges = 2 if self.value_dim <= 128 and results <= 64 else 1
         tiles = self.warps * self.key_tiles * self.queue
-        return queries + merges * results * 32 * 16 + tiles * KEY_TILE * (self.head_dim + self.value_dim)
+        row = (1 if self.cache else 2) * (self.head_dim + self.value_dim)
+        return queries + merges * results * 32 * 16 + tiles * KEY_TILE * row
 
     @property
     def label(self) -> str:
@@ -181,22 +193,21 @@ def cluster_for(architecture: str, sets: int, most_keys: int, multiprocessors: i
 def queued(
     configuration: DecodeConfiguration, architecture: str, sets: int, most_keys: int, multiprocessors: int
 ) -> DecodeConfiguration:
-    """As it is where keys and values come by way of shared memory, if that is faster. Others: see `cluster_for`.
-
-    With one tile of rows, or four, it needs many keys: it has more to do before the first and after the last.
-    """
-    by_pairs = configuration.cache is Cache.SCALED_HEADS and configuration.pairs
-    dims = configuration.head_dim, configuration.value_dim
-    if not by_pairs or not configuration.dependent or dims != (_QUEUED_DIM, _QUEUED_DIM):
+    """As it is where keys and values come by way of shared memory, if that is faster. Others: see `cluster_for`."""
+    has_chunks = configuration.cache is Cache.PLAIN or (
+        configuration.cache is Cache.SCALED_HEADS and configuration.pairs
+    )
+    is_fit = has_chunks and configuration.dependent and configuration.pages is not Pages.ROWS
+    dim = configuration.head_dim
+    if not is_fit or dim != configuration.value_dim:
         return configuration
-    are_many = 4 * sets > multiprocessors
-    if configuration.row_tiles == 2:
-        is_faster = are_many or most_keys > SHORT
-    else:
-        is_faster = are_many and most_keys > (_ONE_PASS if 2 * sets > multiprocessors else SHORT)
-    warps, key_tiles, queue = _QUEUES[configuration.row_tiles]
+    kinds = _QUEUES.get((configuration.cache is not Cache.PLAIN, dim, configuration.row_tiles))
+    chosen = kinds and kinds[(4 * sets > multiprocessors) + (2 * sets > multiprocessors)]
+    if not chosen or most_keys <= chosen[0]:
+        return configuration
+    _, warps, key_tiles, queue = chosen
     other = replace(configuration, warps=warps, key_tiles=key_tiles, queue=queue)
-    return other if is_faster and _fits(other, architecture) else configuration
+    return other if _fits(other, architecture) else configuration
 
 
 def _fits(configuration: DecodeConfiguration, architecture: str) -> bool:

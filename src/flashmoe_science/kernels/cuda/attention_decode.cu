@@ -142,32 +142,46 @@ attention_decode(const __grid_constant__ Parameters p) {
 
 #if QUEUE
     // Passes of this warp: of the segment, or of the next one, `ahead` comes next. `under_way`: copied, and not yet in registers.
-    constexpr uint32 kTileBytes = KeyTile::kBytes + ValueTile::kBytes, kStageBytes = KEY_TILES * kTileBytes;
+    constexpr uint32 kKeysBytes = kTileKeys * kKeyBytes, kTileBytes = kKeysBytes + kTileKeys * kValueBytes;
+    constexpr uint32 kStageBytes = KEY_TILES * kTileBytes;
     const uint32 queue = shared_address(partial + kMerges * WARPS * kQuads * 32) + warp * QUEUE * kStageBytes;
     int ahead = 0, under_way = 0, copied = 0, fetched = 0;  // the latter two: stages
     bool of_next = false;
     const auto place = [&](int stage, int i) { return queue + stage * kStageBytes + i * kTileBytes; };
     const auto after = [](int stage) { return stage + 1 == QUEUE ? 0 : stage + 1; };
+    // Each lane has the page of one of the warp's tiles, and of one 32 tiles on: no pass waits for its own.
+    constexpr int kPassesOfLookUp = 32 / KEY_TILES;
+    const auto look_up_from = [&](const Segment& segment, int pass) {
+        return look_up(p, segment, tile_of(segment, pass, lane), lane);
+    };
+    int pages = 0, more_pages = 0, pages_of_next = 0;
+    const auto begin_pages = [&](const Segment& segment, int of_first, int first) {  // from this pass on
+        pages = of_first;
+        more_pages = look_up_from(segment, first + kPassesOfLookUp);
+    };
     const auto copy_ahead = [&](const Segment& segment, const Segment& next, bool more) {
 #pragma unroll 1
         while (under_way < QUEUE) {
             if (more && !of_next && ahead == segment.passes) {
                 of_next = true;
                 ahead = 0;
-#pragma unroll
-                for (int i = 0; i < KEY_TILES; ++i) page[i] = page_of_next[i];
+                begin_pages(next, pages_of_next, 0);
             }
             const Segment& source = of_next ? next : segment;
             if (ahead == source.passes) break;
+#pragma unroll
+            for (int i = 0; i < KEY_TILES; ++i)
+                page[i] = PAGES == 0 ? 0 : __shfl_sync(0xffffffffu, pages, ahead % kPassesOfLookUp * KEY_TILES + i);
             find_keys(source, ahead, false);
             find_values(source, ahead, false);
 #pragma unroll
             for (int i = 0; i < KEY_TILES; ++i) {
-                copy_tile<KeyTile, HEAD_DIM>(key_rows[i], place(copied, i), lane);
-                copy_tile<ValueTile, VALUE_DIM>(value_rows[i], place(copied, i) + KeyTile::kBytes, lane);
+                copy_tile<KeyTile>(key_rows[i], place(copied, i), lane);
+                copy_tile<ValueTile>(value_rows[i], place(copied, i) + kKeysBytes, lane);
             }
             copy_commit();
-            look_up_pass(source, ++ahead, page);
+            ++ahead;
+            if (PAGES > 0 && ahead % kPassesOfLookUp == 0) begin_pages(source, more_pages, ahead);
             copied = after(copied);
             ++under_way;
         }
@@ -187,7 +201,11 @@ attention_decode(const __grid_constant__ Parameters p) {
             next_scales[i].load(p, segment, tile_of(segment, pass, i), of_next ? page_of_next[i] : page[i], lane);
     };
 
+#if QUEUE
+    begin_pages(segments[0], look_up_from(segments[0], 0), 0);
+#else
     look_up_pass(segments[0], 0, page);
+#endif
     copy_queries(p, segments[0], queries);
 #if TREE
     find_hidden(p, segments[0]);
@@ -216,7 +234,11 @@ attention_decode(const __grid_constant__ Parameters p) {
         const bool more = next.passes > 0;
         const Chunk* const query = queries + s % 2 * kQueryChunks + lane;
         if (more) {
+#if QUEUE
+            pages_of_next = look_up_from(next, 0);
+#else
             look_up_pass(next, 0, page_of_next);
+#endif
             copy_queries(p, next, queries + (s + 1) % 2 * kQueryChunks);
 #if TREE
             find_hidden(p, segments[(s + 1) % 4]);
@@ -296,7 +318,7 @@ attention_decode(const __grid_constant__ Parameters p) {
                 }
 #if QUEUE
 #pragma unroll
-            for (int i = 0; i < kTiles; ++i) value[i].fetch(place(fetched, i) + KeyTile::kBytes, lane);
+            for (int i = 0; i < kTiles; ++i) value[i].fetch(place(fetched, i) + kKeysBytes, lane);
             fetched = after(fetched);
             --under_way;
 #endif

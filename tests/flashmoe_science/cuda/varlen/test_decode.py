@@ -111,6 +111,39 @@ def test_any_batch(
     assert_as_exact_as_pytorch(out, lse, call, **{**bounds(shape), **chosen})
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(
+        st.tuples(st.integers(0, 4), st.one_of(st.integers(0, 400), st.integers(0, 1500))), max_size=20
+    ),
+    page_size=st.sampled_from([0, 16, 48, 64]),
+    blocks=st.integers(1, 12),
+    shape_of=st.sampled_from([(8, 1, 3, 1), (8, 1, 2, 2), (8, 2, 2, 1), (4, 1, 2, 4)]),
+    window=st.sampled_from([(-1, -1), (-1, -1), (3, -1), (130, 5)]),
+    extras=st.sampled_from([(), ("sinks",), ("slopes", "rows")]),
+    data=st.integers(0, 1000),
+)
+@NEEDS_COMPILER
+def test_any_batch_by_way_of_shared_memory(
+    lengths: list[tuple[int, int]],
+    page_size: int,
+    blocks: int,
+    shape_of: tuple[int, int, int, int],
+    window: tuple[int, int],
+    extras: tuple[str, ...],
+    data: int,
+) -> None:
+    queries, keys = zip(*lengths, strict=True) if lengths else ((), ())
+    shape = Shape(queries, keys, 4, 2, 64, dtype=torch.bfloat16)
+    call = drawn(shape, page_size, data, extras)
+    if "slopes" in extras:
+        call["alibi_slopes"] = torch.rand(len(keys), 4, generator=torch.Generator().manual_seed(data))
+    warps, key_tiles, queue, cluster = shape_of
+    changes = {"warps": warps, "key_tiles": key_tiles, "queue": queue, "cluster": cluster}
+    out, lse = run_on_cpu(call, options(window=window), (4, 1500), blocks * cluster, **changes)
+    assert_as_exact_as_pytorch(out, lse, call, **bounds(shape), window=window)
+
+
 @NEEDS_COMPILER
 @pytest.mark.parametrize("page_size", [0, 1, 16, 48])
 @pytest.mark.parametrize("queries", [1, 2])

@@ -65,15 +65,17 @@ def test_sixteen_codes_at_a_time(head_dim: int, value_dim: int, queries: int, sc
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("grid", [2, 12])
 @pytest.mark.parametrize(
-    ("queries", "keys", "page_size", "warps", "key_tiles", "queue"),
+    ("queries", "keys", "page_size", "warps", "key_tiles", "queue", "dim"),
     [
-        # Sets of one pass, of as many as are copied ahead, and of more.
-        (1, (200, 7, 33), 0, 16, 1, 2),
-        (1, (3000, 5, 700), 16, 16, 1, 2),
-        (1, (3000, 5, 700), 0, 8, 1, 4),
-        (3, (3000, 5, 700), 1, 8, 2, 2),
-        (3, (200, 7, 33), 16, 8, 1, 3),
-        (8, (200, 7, 700), 16, 8, 1, 2),
+        # Sets of one pass, of as many as are copied ahead, of more, and of more than pages are looked up at a time.
+        (1, (200, 7, 33), 0, 16, 1, 2, 128),
+        (1, (3000, 5, 700), 16, 16, 1, 2, 128),
+        (1, (9000, 5, 700), 16, 8, 1, 3, 128),
+        (1, (3000, 5, 700), 0, 8, 1, 4, 128),
+        (3, (9000, 5, 700), 48, 8, 2, 2, 128),
+        (3, (200, 7, 33), 16, 8, 1, 3, 128),
+        (8, (200, 7, 700), 16, 8, 1, 2, 128),
+        (1, (700, 7, 300), 16, 8, 1, 2, 256),
     ],
 )
 def test_keys_by_way_of_shared_memory(
@@ -83,10 +85,11 @@ def test_keys_by_way_of_shared_memory(
     warps: int,
     key_tiles: int,
     queue: int,
+    dim: int,
     grid: int,
     cluster: int,
 ) -> None:
-    shape = Shape((queries, queries, 1), keys, 8, 2, 128, 128, BF16)
+    shape = Shape((queries, queries, 1), keys, 8, 2, dim, dim, BF16)
     call = paged(shape, page_size) if page_size else packed(shape)
     small, wide = quantized(call, "each head")
     changes = {"warps": warps, "key_tiles": key_tiles, "queue": queue, "cluster": cluster, "pairs": True}
@@ -95,39 +98,44 @@ def test_keys_by_way_of_shared_memory(
 
 
 @pytest.mark.parametrize(
-    ("rows", "sets", "most_keys", "expected"),
+    ("cache", "dim", "rows", "sets", "most_keys", "expected"),
     [
-        (8, 8, 1 << 17, 0),  # one sequence: blocks have little to read, whatever the bound
-        (8, 64, 2048, 0),
-        (8, 64, 2049, 2),
-        (8, 512, 513, 2),
-        (8, 512, 512, 0),
-        (16, 8, 2048, 0),
-        (16, 8, 2049, 2),
-        (16, 34, 100, 2),
-        (32, 8, 1 << 17, 0),
-        (32, 512, 1024, 2),
+        (Cache.SCALED_HEADS, 128, 8, 8, 2048, (8, 0)),  # clusters of four or eight have the sets
+        (Cache.SCALED_HEADS, 128, 8, 8, 2049, (8, 3)),
+        (Cache.SCALED_HEADS, 128, 8, 512, 512, (8, 0)),
+        (Cache.SCALED_HEADS, 128, 8, 512, 513, (16, 2)),
+        (Cache.SCALED_HEADS, 128, 32, 8, 1 << 17, (8, 0)),
+        (Cache.SCALED_HEADS, 128, 32, 64, 1 << 17, (8, 2)),
+        (Cache.SCALED_HEADS, 256, 8, 512, 100, (8, 2)),
+        (Cache.SCALED_KEYS, 128, 8, 512, 1 << 17, (8, 0)),
+        (Cache.PLAIN, 64, 8, 64, 100, (8, 3)),
+        (Cache.PLAIN, 256, 8, 512, 1 << 17, (8, 0)),
     ],
 )
-def test_which_calls_copy_ahead(rows: int, sets: int, most_keys: int, expected: int) -> None:
-    usual = configs.configuration("sm_90", 128, 128, rows, Pages.TILES, False, Cache.SCALED_HEADS, pairs=True)
-    assert configs.queued(usual, "sm_90", sets, most_keys, H200.multiprocessors).queue == expected
+def test_which_calls_copy_ahead(
+    cache: Cache, dim: int, rows: int, sets: int, most_keys: int, expected: tuple[int, int]
+) -> None:
+    usual = configs.configuration("sm_90", dim, dim, rows, Pages.TILES, False, cache, pairs=bool(cache))
+    chosen = configs.queued(usual, "sm_90", sets, most_keys, H200.multiprocessors)
+    assert (chosen.warps, chosen.queue) == expected
 
 
-def test_only_codes_that_come_in_sixteens_are_copied_ahead() -> None:
-    def queue(architecture: str, dim: int, cache: Cache, pairs: bool) -> int:
-        usual = configs.configuration(architecture, dim, dim, 16, Pages.TILES, False, cache, pairs=pairs)
+def test_only_what_lanes_can_copy_whole_is_copied_ahead() -> None:
+    def queue(architecture: str, cache: Cache, pages: Pages, pairs: bool, value_dim: int = 128) -> int:
+        usual = configs.configuration(architecture, 128, value_dim, 16, pages, False, cache, pairs=pairs)
         return configs.queued(usual, architecture, 512, 8192, H200.multiprocessors).queue
 
-    assert queue("sm_90", 128, Cache.SCALED_HEADS, True) == 2
-    assert queue("sm_120", 128, Cache.SCALED_HEADS, True) == 0  # shared memory of a block has no room
-    for architecture, dim, cache, pairs in (
-        ("sm_80", 128, Cache.SCALED_HEADS, True),
-        ("sm_90", 64, Cache.SCALED_HEADS, True),
-        ("sm_90", 128, Cache.SCALED_KEYS, True),
-        ("sm_90", 128, Cache.SCALED_HEADS, False),
+    assert queue("sm_90", Cache.SCALED_HEADS, Pages.TILES, True) == 2
+    assert queue("sm_90", Cache.PLAIN, Pages.PACKED, False) == 2
+    assert queue("sm_120", Cache.PLAIN, Pages.TILES, False) == 0  # shared memory of a block has no room
+    for architecture, cache, pages, pairs, value_dim in (
+        ("sm_80", Cache.SCALED_HEADS, Pages.TILES, True, 128),
+        ("sm_90", Cache.SCALED_KEYS, Pages.TILES, True, 128),
+        ("sm_90", Cache.SCALED_HEADS, Pages.TILES, False, 128),
+        ("sm_90", Cache.PLAIN, Pages.ROWS, False, 128),
+        ("sm_90", Cache.PLAIN, Pages.TILES, False, 64),
     ):
-        assert queue(architecture, dim, cache, pairs) == 0
+        assert queue(architecture, cache, pages, pairs, value_dim) == 0
 
 
 @NEEDS_COMPILER
@@ -217,10 +225,18 @@ def test_kernels_of_fp8_compile_without_spills(architecture: str) -> None:
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.usefixtures("nvrtc")
 def test_kernels_that_copy_ahead_compile_without_spills(cluster: int) -> None:
-    for rows in (8, 16, 32):
-        for pages in (Pages.TILES, Pages.ROWS):
+    for cache, dim, rows in (
+        (Cache.SCALED_HEADS, 128, 8),
+        (Cache.SCALED_HEADS, 128, 32),
+        (Cache.SCALED_HEADS, 256, 8),
+        (Cache.PLAIN, 128, 16),
+        (Cache.PLAIN, 64, 8),
+    ):
+        for pages, score_changes in ((Pages.TILES, False), (Pages.PACKED, True)):
+            if rows == 32 and score_changes:
+                continue  # these are at most two tiles of rows
             usual = configs.configuration(
-                "sm_90", 128, 128, rows, pages, False, Cache.SCALED_HEADS, pairs=True
+                "sm_90", dim, dim, rows, pages, score_changes, cache, pairs=bool(cache)
             )
             chosen = replace(configs.queued(usual, "sm_90", 512, 8192, H200.multiprocessors), cluster=cluster)
             assert chosen.queue

@@ -3,7 +3,7 @@
 // CACHE (macro): 0: elements of the query's type; 1: e4m3 with a scale for each head; 2: with one for each key and head.
 // PAGES (macro): 0: keys of a sequence lie one after another; 1: so do the 16 of a tile, in a page; 2: each key is looked up.
 // QUEUE (macro): 0: lanes load what they multiply to registers; else they copy it to shared memory so many passes ahead, a
-// warp its own tiles, so that nobody else waits for it. With CACHE 1 and PAIRS; may be left out.
+// warp its own tiles, so that nobody else waits for it. With PAGES 0 or 1 and CACHE 0, or 1 and PAIRS; may be left out.
 #pragma once
 #include "decode/schedule.cuh"
 #include "ptx/cp_async.cuh"
@@ -81,17 +81,20 @@ __device__ __forceinline__ Piece load_piece(const char* address) { return load_g
 #endif
 
 #if QUEUE
-static_assert(CACHE == 1 && PAIRS && HEAD_DIM % 128 == 0 && VALUE_DIM % 128 == 0, "chunks of 16 codes, eight to a line of banks");
+constexpr int kChunkPieces = CACHE == 0 ? 1 : 2;
+constexpr uint32 kKeyBytes = HEAD_DIM / 8 * kPieceBytes, kValueBytes = VALUE_DIM / 8 * kPieceBytes;
+static_assert(PAGES < 2 && (CACHE == 0 || (CACHE == 1 && kKeyPairs && kValuePairs)), "rows lie together, and lanes read whole chunks");
+static_assert(kKeyBytes % 128 == 0 && kValueBytes % 128 == 0, "eight chunks to a line of banks");
 
 // The warp's copy of a tile to shared memory, a row by neighbouring lanes. Its chunks change places as lanes read them: eight at a time.
-template <class Tile, int Dim>
+template <class Tile>
 __device__ __forceinline__ void copy_tile(const Rows& from, uint32 to, int lane) {
-    constexpr int kRowChunks = Dim / 16, kRowsAtOnce = 32 / kRowChunks;
+    constexpr int kRowChunks = Tile::kRowBytes / sizeof(Chunk), kRowsAtOnce = 32 / kRowChunks;
 #pragma unroll
     for (int first = 0; first < kTileKeys; first += kRowsAtOnce) {
         const int row = first + lane / kRowChunks;
         const uint32 within = lane % kRowChunks * sizeof(Chunk);
-        copy_chunk(to + row * Dim + (within ^ Tile::swizzle(row)), from.at(row) + within, true);
+        copy_chunk(to + row * Tile::kRowBytes + (within ^ Tile::swizzle(row)), from.at(row) + within, true);
     }
 }
 #endif
@@ -125,10 +128,14 @@ struct RowPieces {
 #if QUEUE
     __device__ __forceinline__ void fetch(uint32 row, uint32 swizzle, int lane) {
 #pragma unroll
-        for (int i = 0; i < kPieces; i += 2) {
-            const Chunk both = load_shared(row + ((i / 2 * Lanes + lane) * sizeof(Chunk) ^ swizzle));
-            piece[i] = {both.x, both.y};
-            piece[i + 1] = {both.z, both.w};
+        for (int i = 0; i < kPieces; i += kChunkPieces) {
+            const Chunk chunk = load_shared(row + ((i / kChunkPieces * Lanes + lane) * sizeof(Chunk) ^ swizzle));
+#if CACHE > 0
+            piece[i] = {chunk.x, chunk.y};
+            piece[i + 1] = {chunk.z, chunk.w};
+#else
+            piece[i] = chunk;
+#endif
         }
     }
 #endif
@@ -148,7 +155,7 @@ struct KeyTile {
         for (int half = 0; half < 2; ++half) rows[half].load_from(from.at(lane / 4 + 8 * half), lane % 4);
     }
 #if QUEUE
-    static constexpr uint32 kBytes = kTileKeys * HEAD_DIM;
+    static constexpr uint32 kRowBytes = kKeyBytes;
 
     // Lanes read four chunks of two neighbouring rows.
     __device__ __forceinline__ static uint32 swizzle(int row) { return row % 2 * 64; }
@@ -156,7 +163,7 @@ struct KeyTile {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = lane / 4 + 8 * half;
-            rows[half].fetch(from + row * HEAD_DIM, swizzle(row), lane % 4);
+            rows[half].fetch(from + row * kRowBytes, swizzle(row), lane % 4);
         }
     }
 #endif
@@ -184,13 +191,13 @@ struct ValueTile {
         for (int i = 0; i < 4; ++i) rows[i].load_from(from.at(row(i, lane)), lane / 4);
     }
 #if QUEUE
-    static constexpr uint32 kBytes = kTileKeys * VALUE_DIM;
+    static constexpr uint32 kRowBytes = kValueBytes;
 
     // Lanes read two chunks of every second of eight rows.
     __device__ __forceinline__ static uint32 swizzle(int row) { return row / 2 % 4 * 32; }
     __device__ __forceinline__ void fetch(uint32 from, int lane) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) rows[i].fetch(from + row(i, lane) * VALUE_DIM, swizzle(row(i, lane)), lane / 4);
+        for (int i = 0; i < 4; ++i) rows[i].fetch(from + row(i, lane) * kRowBytes, swizzle(row(i, lane)), lane / 4);
     }
 #endif
 
