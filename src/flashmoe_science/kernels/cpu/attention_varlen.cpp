@@ -204,9 +204,18 @@ void work(void* data) {
     }
     [[maybe_unused]] const typename Path::Session session;
     for (;;) {
-        const int64_t task = __atomic_fetch_add(&job.next_task, 1, __ATOMIC_RELAXED);
-        if (task >= job.task_count) return;
-        run_task<Path>(job, w, job.tasks[task]);
+        // Parts of the keys are taken together while there are many: where one ends, keys of the next are already asked for.
+        const int64_t next = __atomic_load_n(&job.next_task, __ATOMIC_RELAXED), left = job.task_count - next;
+        const bool cut = left > 0 && job.tasks[next].parts > 1;
+        const int64_t taken = cut ? larger<int64_t>(1, left / (4 * job.threads)) : 1;
+        const int64_t first = __atomic_fetch_add(&job.next_task, taken, __ATOMIC_RELAXED);
+        if (first >= job.task_count) return;
+        const Task* const end = job.tasks + smaller(first + taken, job.task_count);
+        for (const Task* task = job.tasks + first; task < end; ++task) {
+            const bool follows = task + 1 < end && task[1].sequence == task->sequence && task[1].head == task->head;
+            w.few.asked_to = task[follows].last_key;
+            run_task<Path>(job, w, *task);
+        }
     }
 }
 
@@ -259,6 +268,7 @@ EXPORTED int flashmoe_attention_varlen(const VarlenProblem* problem, VarlenCall*
     job.parts_done = (int*)(tasks + plan.tasks);
     memset(job.parts_done, 0, plan.spaces * sizeof(int));
     threads = division.work < MIN_PARALLEL_WORK ? 1 : (int)smaller<int64_t>(threads, plan.tasks);
+    job.threads = threads;
     run_on_threads(for_element(p.element_type, work<DirectPath>, work<BFloat16Path>, work<WidenPath<Half>>), &job, threads);
     clear_rows(p, *call, p.element_type == FLOAT32 ? 4 : 2);
     free(memory);

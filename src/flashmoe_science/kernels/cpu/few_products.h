@@ -5,8 +5,16 @@
 // ones. What is asked for meanwhile is a window ahead, and in another order: see FETCH_STREAMS.
 #pragma once
 
+#include "amx.h"
 #include "fetch.h"
 #include "problem.h"
+
+// Beside a matrix unit a dot product of pairs takes as long as four multiply-adds: there elements are widened.
+#if defined(__AVX512BF16__) && !HAS_AMX
+#define FEW_DOTS 1
+#else
+#define FEW_DOTS 0
+#endif
 
 namespace {
 
@@ -110,7 +118,7 @@ struct FewNumbers<BFloat16> {
 // Whether values are multiplied as pairs of two keys, with weights rounded to bf16. One row alone is read from memory no faster.
 template <class T, int R>
 constexpr bool FEW_PAIRS = false;
-#ifdef __AVX512BF16__
+#if FEW_DOTS
 template <int R>
 constexpr bool FEW_PAIRS<BFloat16, R> = R > 1;
 #endif
@@ -132,7 +140,7 @@ struct FewKeys : FewNumbers<T> {
     static constexpr int place(int d, int v) { return d + v * W; }
     INLINE F accumulate(F sum, F key, F query) { return madd(key, query, sum); }
 };
-#ifdef __AVX512BF16__
+#if FEW_DOTS
 template <>
 struct FewKeys<BFloat16> {
     static constexpr int VECTORS = 1;

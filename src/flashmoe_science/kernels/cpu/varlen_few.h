@@ -15,6 +15,7 @@ struct FewWorkspace {
     FewHead head[MAX_FEW_HEADS];
     FewRows key, value;  // of this block
     float* sums;         // of a task that has all keys
+    int64_t asked_to;    // the first key that this thread does not read next
 };
 
 size_t few_floats(int64_t head_dim, int64_t value_dim) {
@@ -106,6 +107,7 @@ void add_seen_few(const FewHead& head, int h, const VarlenTile& tile, const FewR
 template <class T, int R>
 void attend_few(
     const VarlenJob& job, FewWorkspace& w, const Sequence& sequence, const Task& task, const VarlenTile* tile, Span keys) {
+    const int64_t end = smaller(tile->keys.last, w.asked_to);
     constexpr bool PAIRS = FEW_PAIRS<T, R>;
     const VarlenProblem& p = *job.problem;
     const int head_dim = (int)p.head_dim, value_dim = (int)p.value_dim, heads = (int)task.spaces;
@@ -115,7 +117,7 @@ void attend_few(
         const int64_t last = smaller((first / BLOCK_KEYS + 1) * BLOCK_KEYS, keys.last);
         const int count = (int)(last - first);
         const auto find = [&](const char* base, const int64_t stride[3], int dimension, FewRows& rows) {
-            find_rows(p, sequence, base, stride, dimension * sizeof(T), kv_head, heads, first, last, keys.last, rows);
+            find_rows(p, sequence, base, stride, dimension * sizeof(T), kv_head, heads, first, last, end, rows);
         };
         find(job.call->key, p.key_stride, head_dim, w.key);
         find(job.call->value, p.value_stride, value_dim, w.value);

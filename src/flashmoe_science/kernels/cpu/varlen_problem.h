@@ -67,6 +67,7 @@ struct VarlenJob {
     float bias_factor;  // a slope times this is in units of scores
     const Task* tasks;
     int64_t task_count;
+    int threads;
     int most_tiles;     // of a task
     float* part_sums;
     int* parts_done;
