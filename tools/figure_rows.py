@@ -40,6 +40,7 @@ PEERS = ("pytorch", CUDNN, "pytorch_flash", FLASH_ATTENTION_4)
 """Of the backward pass, in a run of the suites `backward` and `training-step`."""
 DECODE_WAYS = {"dense": "dense calls", "paged": "pages of 64"}
 """Ways of benchmarks/decode_cpu.py, each with a query head for each key head."""
+FOUR_HEADS = "paged, 4 heads a key"
 
 TABLES: dict[str, tuple[Row, ...]] = {
     "cpu": (
@@ -163,6 +164,12 @@ TABLES: dict[str, tuple[Row, ...]] = {
                 fields(*(decode_share("*", dtype, way) for dtype in ("fp16", "bf16", "fp32"))),
             )
             for way, name in DECODE_WAYS.items()
+        ),
+        Row(
+            "the same there with four query heads for each of the keys, pages of 64, since several of these are widened",
+            "cpu-amx-decode-four",
+            tuple(Bound(dtype, 0.8, share, at_least=True) for dtype in ("fp16", "bf16", "fp32")),
+            fields(*(decode_share("after", dtype, FOUR_HEADS) for dtype in ("fp16", "bf16", "fp32"))),
         ),
         Row(
             "gradients on two cores of a Zen 3, the 24 cells of the suite `backward-cpu` (fp32 and bf16)",
