@@ -44,14 +44,16 @@ def attend(
 
     Args:
         grid: blocks, or clusters of ``parts`` blocks.
-        at_a_time: so many blocks, in place of one (or one cluster) after another; with ``parts`` 1.
+        at_a_time: so many blocks, which finish sets together, in place of one (or one cluster) after another; with
+            ``parts`` 1.
         launches: one after another, with the same workspace and counters.
     """
     monkeypatch.setattr(key_maps, "TensorMap", EmulatedMap)
     inputs = inputs_of(call)
     problem = check(inputs, options)
     checked = check_sizes(inputs, *sizes)
-    configuration = dataclasses.replace(decode_hopper.configuration_for(problem, checked, H200), parts=parts)
+    chosen = decode_hopper.configuration_for(problem, checked, H200)
+    configuration = dataclasses.replace(chosen, parts=parts, together=at_a_time > 0)
     output = torch.full((*call["query"].shape[:2], call["value"].shape[-1]), torch.nan, dtype=problem.dtype)
     lse = torch.full(call["query"].shape[:2], torch.nan)
     workspace = torch.full(

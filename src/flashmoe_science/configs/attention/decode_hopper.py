@@ -24,6 +24,8 @@ _MOST_ROWS_OF_PARTS = 32
 """With more, shared memory has no room for what blocks of a cluster send each other."""
 _MOST_ROWS_OF_ONE = 16
 _FEWEST_TOGETHER = 8
+_MOST_TOGETHER = 32
+"""Blocks of a set: with more, results meet in groups."""
 _ALIGNMENT = 1024
 _SLOTS = 4
 _BARRIERS = 16
@@ -106,7 +108,8 @@ def finish_together(sets: int, rows: int, multiprocessors: int) -> bool:
     Args:
         sets, rows: as of `parts_for`.
     """
-    return rows > _MOST_ROWS_OF_ONE and _FEWEST_TOGETHER * sets <= multiprocessors
+    blocks_are_many = _FEWEST_TOGETHER * sets <= multiprocessors <= _MOST_TOGETHER * sets
+    return rows > _MOST_ROWS_OF_ONE and blocks_are_many
 
 
 def configuration(

@@ -66,6 +66,15 @@ def test_blocks_that_share_a_set_finish_it_together(
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("sets", "rows", "expected"),
+    [(8, 32, True), (8, 16, False), (4, 32, False), (5, 32, True), (17, 32, False)],
+)
+def test_which_sets_blocks_finish_together(sets: int, rows: int, expected: bool) -> None:
+    """Of 8 to 32 blocks each; more than 16 rows."""
+    assert configs.finish_together(sets, rows, H200.multiprocessors) == expected
+
+
 @NEEDS_COMPILER
 @pytest.mark.parametrize(("team", "grid"), [(1, 21), (2, 40), (4, 40)])
 @pytest.mark.parametrize("at_a_time", [3, 5, 16])
