@@ -166,7 +166,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
             for way, name in DECODE_WAYS.items()
         ),
         Row(
-            "the same there with four query heads for each of the keys, pages of 64, since several of these are widened",
+            "the same there with four query heads for each of the keys, pages of 64, since elements are widened",
             "cpu-amx-decode-four",
             tuple(Bound(dtype, 0.8, share, at_least=True) for dtype in ("fp16", "bf16", "fp32")),
             fields(*(decode_share("after", dtype, FOUR_HEADS) for dtype in ("fp16", "bf16", "fp32"))),

@@ -32,17 +32,18 @@ SHORT = 2048
 """
 FEW = 128
 """Keys of which one block has enough: 8 tiles are read at once, and a cluster takes 0.6 us longer."""
+_NONE = -1
 _ONE_PASS = 512
 """Keys of which the warps of a block that copies ahead have but a pass or two: it was slower."""
 _QUEUES = {
-    (False, 64, 1): ((SHORT, 8, 1, 3), (0, 8, 1, 3), (_ONE_PASS, 8, 1, 3)),
+    (False, 64, 1): ((SHORT, 8, 1, 3), (_NONE, 8, 1, 3), (_ONE_PASS, 8, 1, 3)),
     (False, 64, 2): ((SHORT, 8, 1, 3), (SHORT, 8, 2, 2), (_ONE_PASS, 8, 2, 2)),
     (False, 128, 1): ((SHORT, 8, 1, 2), (_ONE_PASS, 8, 1, 2), (_ONE_PASS, 8, 1, 2)),
     (False, 128, 2): ((SHORT, 8, 1, 2), (_ONE_PASS, 8, 1, 2), (_ONE_PASS, 8, 1, 2)),
     (True, 128, 1): ((SHORT, 8, 1, 3), (SHORT, 8, 1, 3), (_ONE_PASS, 16, 1, 2)),
     (True, 128, 2): ((SHORT, 8, 2, 2), (_ONE_PASS, 8, 2, 2), (_ONE_PASS, 8, 2, 2)),
     (True, 128, 4): (None, (SHORT, 8, 1, 2), (_ONE_PASS, 8, 1, 2)),
-    (True, 256, 1): ((SHORT, 8, 1, 2), (_ONE_PASS, 8, 1, 2), (0, 8, 1, 2)),
+    (True, 256, 1): ((SHORT, 8, 1, 2), (_ONE_PASS, 8, 1, 2), (_NONE, 8, 1, 2)),
 }
 """Where keys and values come by way of shared memory. By whether they are FP8, both dims, and tiles of rows: for sets
 of rows up to a quarter of the multiprocessors, up to half, and more. Keys from beyond which that is faster; warps,
@@ -158,6 +159,13 @@ class DecodeConfiguration:
         return queries + merges * results * 32 * 16 + tiles * KEY_TILE * row
 
     @property
+    def gathered_bytes(self) -> int:
+        """Static: what the blocks of a cluster send each other."""
+        if self.cluster == 1:
+            return 0
+        return self.cluster * (-(-self.quads // self.cluster) * 32 * 16 + 8 * self.rows) + 8
+
+    @property
     def label(self) -> str:
         dims = f"{self.head_dim}" if self.head_dim == self.value_dim else f"{self.head_dim}/{self.value_dim}"
         return (
@@ -165,6 +173,7 @@ class DecodeConfiguration:
             + (f", {self.cache.name.lower()}" if self.cache else "")
             + (", chunks" if self.chunk else "")
             + (", trees" if self.tree else "")
+            + (f", {self.key_tiles} x {self.queue} tiles copied ahead" if self.queue else "")
             + (f", clusters of {self.cluster}" if self.cluster > 1 else "")
         )
 
@@ -211,8 +220,15 @@ def queued(
 
 
 def _fits(configuration: DecodeConfiguration, architecture: str) -> bool:
+    shared = configuration.shared_bytes + configuration.gathered_bytes
     # Beside it a few kilobytes of static shared memory.
-    return configuration.shared_bytes + 4096 <= limits(architecture).shared_per_block
+    return shared + 4096 <= limits(architecture).shared_per_block
+
+
+def clustered(configuration: DecodeConfiguration, architecture: str, cluster: int) -> DecodeConfiguration:
+    """As it is in clusters of so many blocks, if it may be and has room for what these send each other."""
+    other = replace(configuration, cluster=cluster)
+    return other if may_cluster(configuration) and _fits(other, architecture) else configuration
 
 
 def may_cluster(configuration: DecodeConfiguration) -> bool:

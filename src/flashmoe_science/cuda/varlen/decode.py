@@ -36,6 +36,8 @@ from flashmoe_science.varlen.problem import (
 
 _BUILT_AHEAD = (64, 128)
 """Head dimensions."""
+_MUCH_WORK = 1 << 10, 1 << 13, 132
+"""Sets of rows, keys, and multiprocessors of a call whose kernel is built, too."""
 _BEFORE_FP8 = ("sm_75", "sm_80", "sm_86")
 
 
@@ -82,9 +84,7 @@ def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeC
     sets = sizes.batch * problem.num_kv_heads * -(-rows // usual.rows)
     call = sets, most_keys_seen(problem, sizes), device.multiprocessors
     chosen = configs.queued(chosen, device.architecture, *call)
-    if not configs.may_cluster(chosen):
-        return chosen
-    return replace(chosen, cluster=configs.cluster_for(device.architecture, *call))
+    return configs.clustered(chosen, device.architecture, configs.cluster_for(device.architecture, *call))
 
 
 def choose(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> Choice:
@@ -138,12 +138,13 @@ def kernel(configuration: DecodeConfiguration, dtype: torch.dtype, architecture:
 
 
 def kernels(architecture: str) -> list[CudaKernel]:
-    """What is built ahead of time: one token, pages of 16 and more. Others are compiled at their first call."""
+    """What is built ahead of time: one token, pages of 16 and more, few keys and many. Others are compiled at their
+    first call.
+    """
     dtype = torch.bfloat16 if limits(architecture).bfloat16 else torch.float16
-    return [
-        kernel(configs.configuration(architecture, dim, dim, 8, Pages.TILES, False), dtype, architecture)
-        for dim in _BUILT_AHEAD
-    ]
+    short = [configs.configuration(architecture, dim, dim, 8, Pages.TILES, False) for dim in _BUILT_AHEAD]
+    long = [configs.queued(each, architecture, *_MUCH_WORK) for each in short]
+    return [kernel(each, dtype, architecture) for each in dict.fromkeys(short + long)]
 
 
 def prepare(problem: Problem, device: Device, most_queries: int) -> Run:

@@ -204,10 +204,10 @@ void work(void* data) {
     }
     [[maybe_unused]] const typename Path::Session session;
     for (;;) {
-        // Parts of the keys are taken together while there are many: where one ends, keys of the next are already asked for.
-        const int64_t next = __atomic_load_n(&job.next_task, __ATOMIC_RELAXED), left = job.task_count - next;
-        const bool cut = left > 0 && job.tasks[next].parts > 1;
-        const int64_t taken = cut ? larger<int64_t>(1, left / (4 * job.threads)) : 1;
+        // Parts of a sequence's keys are taken together while many are left: where one ends, keys of the next are already asked for.
+        const int64_t next = __atomic_load_n(&job.next_task, __ATOMIC_RELAXED);
+        const int64_t left = next < job.task_count ? job.tasks[next].parts - job.tasks[next].part : 0;
+        const int64_t taken = larger<int64_t>(1, left / (4 * job.threads));
         const int64_t first = __atomic_fetch_add(&job.next_task, taken, __ATOMIC_RELAXED);
         if (first >= job.task_count) return;
         const Task* const end = job.tasks + smaller(first + taken, job.task_count);

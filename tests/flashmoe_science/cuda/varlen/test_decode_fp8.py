@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,8 @@ from varlen_quantized import assert_as_exact_as_ideal
 
 from flashmoe_science.configs.attention import decode as configs
 from flashmoe_science.configs.attention.decode import Cache, Pages
-from flashmoe_science.cuda.varlen import decode
+from flashmoe_science.cuda.varlen import decode, decode_workspace
+from flashmoe_science.jit.limits import limits
 from flashmoe_science.jit.nvrtc import compile_kernel
 from flashmoe_science.varlen.arguments import check
 from flashmoe_science.varlen.problem import Problem, Sizes
@@ -108,7 +110,7 @@ def test_keys_by_way_of_shared_memory(
         (Cache.SCALED_HEADS, 128, 32, 64, 1 << 17, (8, 2)),
         (Cache.SCALED_HEADS, 256, 8, 512, 100, (8, 2)),
         (Cache.SCALED_KEYS, 128, 8, 512, 1 << 17, (8, 0)),
-        (Cache.PLAIN, 64, 8, 64, 100, (8, 3)),
+        (Cache.PLAIN, 64, 8, 64, 0, (8, 3)),
         (Cache.PLAIN, 256, 8, 512, 1 << 17, (8, 0)),
     ],
 )
@@ -222,22 +224,42 @@ def test_kernels_of_fp8_compile_without_spills(architecture: str) -> None:
         compile_kernel(decode.kernel(chosen, BF16, architecture))
 
 
-@pytest.mark.parametrize("cluster", [1, 2])
-@pytest.mark.usefixtures("nvrtc")
-def test_kernels_that_copy_ahead_compile_without_spills(cluster: int) -> None:
-    for cache, dim, rows in (
-        (Cache.SCALED_HEADS, 128, 8),
-        (Cache.SCALED_HEADS, 128, 32),
-        (Cache.SCALED_HEADS, 256, 8),
-        (Cache.PLAIN, 128, 16),
-        (Cache.PLAIN, 64, 8),
+def queued_kernels(architecture: str) -> set[configs.DecodeConfiguration]:
+    """All that a call may get, in clusters as well."""
+    chosen = set()
+    for cache, dim, rows, pages in itertools.product(
+        (Cache.PLAIN, Cache.SCALED_HEADS), (64, 128, 256), (8, 16, 32), (Pages.PACKED, Pages.TILES)
     ):
-        for pages, score_changes in ((Pages.TILES, False), (Pages.PACKED, True)):
-            if rows == 32 and score_changes:
-                continue  # these are at most two tiles of rows
-            usual = configs.configuration(
-                "sm_90", dim, dim, rows, pages, score_changes, cache, pairs=bool(cache)
-            )
-            chosen = replace(configs.queued(usual, "sm_90", 512, 8192, H200.multiprocessors), cluster=cluster)
-            assert chosen.queue
-            compile_kernel(decode.kernel(chosen, BF16, "sm_90"))
+        usual = configs.configuration(
+            architecture, dim, dim, rows, pages, False, cache, pairs=cache is not Cache.PLAIN
+        )
+        for sets in (8, 50, 512):
+            queued = configs.queued(usual, architecture, sets, 8192, H200.multiprocessors)
+            cluster = configs.cluster_for(architecture, sets, 8192, H200.multiprocessors)
+            chosen |= {queued, configs.clustered(queued, architecture, cluster)}
+    return {each for each in chosen if each.queue}
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_100"])
+def test_what_is_copied_ahead_has_room_and_counters(architecture: str) -> None:
+    chosen = queued_kernels(architecture)
+    assert {each.queue for each in chosen} == {2, 3}
+    for each in chosen:
+        shared = each.shared_bytes + each.gathered_bytes + 4096
+        assert shared <= limits(architecture).shared_per_block, each.label
+        for multiprocessors in (132, 148, 160):
+            assert decode_workspace.arrival_counters(multiprocessors, each) <= configs.MOST_ARRIVALS
+
+
+@each_architecture(["sm_90", "sm_100", "sm_103"])
+@pytest.mark.usefixtures("nvrtc")
+def test_kernels_that_copy_ahead_compile_without_spills(architecture: str) -> None:
+    """Their static shared memory is what `gathered_bytes` and a few kilobytes make room for."""
+    for chosen in sorted(queued_kernels(architecture), key=lambda each: each.label):
+        if chosen.pages is Pages.PACKED:
+            continue
+        # On sm_100 16 warps with chunks spill 12 bytes; that kernel is taken all the same.
+        has_most = architecture == "sm_90" and chosen.cache and chosen.row_tiles < 4
+        for changes in ({}, {"chunk": True}, {"tree": True}, {"score_changes": True}) if has_most else ({},):
+            compiled = compile_kernel(decode.kernel(replace(chosen, **changes), BF16, architecture))
+            assert compiled.resources.static_shared_bytes <= 4096 + chosen.gathered_bytes, chosen.label

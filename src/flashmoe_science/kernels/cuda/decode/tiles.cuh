@@ -83,6 +83,7 @@ __device__ __forceinline__ Piece load_piece(const char* address) { return load_g
 #if QUEUE
 constexpr int kChunkPieces = CACHE == 0 ? 1 : 2;
 constexpr uint32 kKeyBytes = HEAD_DIM / 8 * kPieceBytes, kValueBytes = VALUE_DIM / 8 * kPieceBytes;
+static_assert(QUEUE > 1, "one pass is copied while another is multiplied");
 static_assert(PAGES < 2 && (CACHE == 0 || (CACHE == 1 && kKeyPairs && kValuePairs)), "rows lie together, and lanes read whole chunks");
 static_assert(kKeyBytes % 128 == 0 && kValueBytes % 128 == 0, "eight chunks to a line of banks");
 
