@@ -20,11 +20,12 @@
 //   CHUNK          1: a query sees the keys of its own chunk alone; may be left out
 //   HIDDEN_TILES   1: a segment may begin with tiles that no row sees, whose pages may be gone; with PAGES 1, may be left out
 //   CLUSTER        blocks of a cluster, which may share a set (sm_90); may be left out
-//   QUEUE          passes for which a warp has room in shared memory (decode/tiles.cuh); may be left out
+//   QUEUE          passes for which a warp has room in shared memory (decode/queue.cuh); may be left out
 //   TREE           1: queries of a sequence are a tree, whose words say which of their keys a row sees; may be left out
 //   DEPENDENT      1: launched with programmatic stream serialization (sm_90), so that it may start early
+#include "decode/queries.cuh"
+#include "decode/queue.cuh"
 #include "decode/results.cuh"
-#include "decode/tiles.cuh"
 #include "mma/m16n8k16.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/dependent_launch.cuh"
@@ -32,7 +33,6 @@
 
 namespace {
 
-constexpr int kQueryChunks = 32 * ROW_TILES * kChunks;  // of one set of rows
 // Where registers are to spare, what the next loads read is found while this pass waits for its own.
 constexpr bool kFindAhead = !LATE_VALUES && ROW_TILES * (HEAD_DIM + VALUE_DIM) <= 512 && HEAD_DIM <= 128 && VALUE_DIM <= 128;
 template <typename Type, Type Value>
@@ -48,21 +48,6 @@ constexpr bool kRelativeWeights = CACHE == 2 && ROW_TILES < 4;
 constexpr bool kShortPasses = KEY_TILES > 1;
 // Whether the query stays in registers for a segment: beside FP8, where it is converted too.
 constexpr bool kHoldQuery = CACHE > 0 && ROW_TILES == 1 && HEAD_DIM <= 128 && !LATE_VALUES;
-
-// Starts copying a segment's queries to shared memory, in the order in which lanes read them. Rows past the end are zero.
-__device__ __forceinline__ void copy_queries(const Parameters& p, const Segment& segment, Chunk* to) {
-    for (int i = threadIdx.x; i < kQueryChunks; i += 32 * WARPS) {
-        const int lane = i % 32, chunk = i / 32 % kChunks, tile = i / (32 * kChunks);
-        const int row = segment.first_row + 8 * tile + lane / 4, dim = first_dim<kKeyPairs, 4>(chunk, lane % 4);
-        const bool valid = row < segment.rows && (32 * chunk + 32 <= HEAD_DIM || dim < HEAD_DIM);
-        const Row at = locate(valid ? row : 0, p);
-        const uint64 token = static_cast<uint32>(segment.query_start + at.position);
-        const uint64 head = static_cast<uint32>(segment.head * p.group + at.head);
-        const uint64 offset = token * p.query_row + head * p.query_head + (valid ? dim * kElementBytes : 0);
-        copy_chunk(shared_address(&to[i]), p.query + offset, valid);
-    }
-    if (!QUEUE) copy_commit();  // else with the keys that come next
-}
 
 // exp2(score + change), with the sign of a key's scale; zero where the key is not seen.
 __device__ __forceinline__ float relative_weight(float score, float change, float scale) {
@@ -111,9 +96,7 @@ attention_decode(const __grid_constant__ Parameters p) {
     ValueTile value[KEY_TILES];
     int page[KEY_TILES], page_of_next[KEY_TILES];  // of the pass after the next in the segment; of the first in the next
 
-    const auto tile_of = [&](const Segment& segment, int pass, int i) {
-        return segment.tile + warp + WARPS * (KEY_TILES * pass + i);
-    };
+    const auto tile_of = [&](const Segment& segment, int pass, int i) { return tile_of_warp(segment, warp, pass, i); };
     const auto look_up_pass = [&](const Segment& segment, int pass, int (&pages)[KEY_TILES]) {
 #pragma unroll
         for (int i = 0; i < KEY_TILES; ++i) pages[i] = look_up(p, segment, tile_of(segment, pass, i), lane);
@@ -141,58 +124,7 @@ attention_decode(const __grid_constant__ Parameters p) {
     };
 
 #if QUEUE
-    // Passes of this warp: of the segment, or of the next one, `ahead` comes next. `under_way`: copied, and not yet in registers.
-    constexpr uint32 kKeysBytes = kTileKeys * kKeyBytes, kTileBytes = kKeysBytes + kTileKeys * kValueBytes;
-    constexpr uint32 kStageBytes = KEY_TILES * kTileBytes;
-    const uint32 queue = shared_address(partial + kMerges * WARPS * kQuads * 32) + warp * QUEUE * kStageBytes;
-    int ahead = 0, under_way = 0, copied = 0, fetched = 0;  // the latter two: stages
-    bool of_next = false;
-    const auto place = [&](int stage, int i) { return queue + stage * kStageBytes + i * kTileBytes; };
-    const auto after = [](int stage) { return stage + 1 == QUEUE ? 0 : stage + 1; };
-    // Each lane has the page of one of the warp's tiles, and of one 32 tiles on: no pass waits for its own.
-    constexpr int kPassesOfLookUp = 32 / KEY_TILES;
-    const auto look_up_from = [&](const Segment& segment, int pass) {
-        return look_up(p, segment, tile_of(segment, pass, lane), lane);
-    };
-    int pages = 0, more_pages = 0, pages_of_next = 0;
-    const auto begin_pages = [&](const Segment& segment, int of_first, int first) {  // from this pass on
-        pages = of_first;
-        more_pages = look_up_from(segment, first + kPassesOfLookUp);
-    };
-    const auto copy_ahead = [&](const Segment& segment, const Segment& next, bool more) {
-#pragma unroll 1
-        while (under_way < QUEUE) {
-            if (more && !of_next && ahead == segment.passes) {
-                of_next = true;
-                ahead = 0;
-                begin_pages(next, pages_of_next, 0);
-            }
-            const Segment& source = of_next ? next : segment;
-            if (ahead == source.passes) break;
-#pragma unroll
-            for (int i = 0; i < KEY_TILES; ++i)
-                page[i] = PAGES == 0 ? 0 : __shfl_sync(0xffffffffu, pages, ahead % kPassesOfLookUp * KEY_TILES + i);
-            find_keys(source, ahead, false);
-            find_values(source, ahead, false);
-#pragma unroll
-            for (int i = 0; i < KEY_TILES; ++i) {
-                copy_tile<KeyTile>(key_rows[i], place(copied, i), lane);
-                copy_tile<ValueTile>(value_rows[i], place(copied, i) + kKeysBytes, lane);
-            }
-            copy_commit();
-            ++ahead;
-            if (PAGES > 0 && ahead % kPassesOfLookUp == 0) begin_pages(source, more_pages, ahead);
-            copied = after(copied);
-            ++under_way;
-        }
-    };
-    // Until the next pass is there; those after it may still come.
-    const auto wait_for_pass = [&] {
-        if (under_way == QUEUE) copy_wait<QUEUE - 1>();
-        else if (under_way == QUEUE - 1) copy_wait<QUEUE - 2>();
-        else copy_wait<0>();
-        __syncwarp();
-    };
+    Queue queue(p, shared_address(partial + kMerges * WARPS * kQuads * 32), warp, lane);
 #endif
     TileScales scales[KEY_TILES], next_scales[KEY_TILES];  // with CACHE 2
     const auto load_scales = [&](const Segment& segment, int pass, bool of_next) {
@@ -202,7 +134,7 @@ attention_decode(const __grid_constant__ Parameters p) {
     };
 
 #if QUEUE
-    begin_pages(segments[0], look_up_from(segments[0], 0), 0);
+    queue.begin(segments[0]);
 #else
     look_up_pass(segments[0], 0, page);
 #endif
@@ -211,7 +143,7 @@ attention_decode(const __grid_constant__ Parameters p) {
     find_hidden(p, segments[0]);
 #endif
 #if QUEUE
-    copy_ahead(segments[0], segments[0], false);
+    queue.copy_ahead(segments[0], segments[0], false);
 #else
     find_keys(segments[0], 0, false);
     find_values(segments[0], 0, false);
@@ -222,7 +154,7 @@ attention_decode(const __grid_constant__ Parameters p) {
 #endif
     if (threadIdx.x == 0) next_segment(p, cursor[0], segments[1]);
 #if QUEUE
-    wait_for_pass();  // with which the queries came
+    queue.wait();  // for the first pass, with which the queries came
 #else
     copy_wait<0>();
 #endif
@@ -235,7 +167,7 @@ attention_decode(const __grid_constant__ Parameters p) {
         const Chunk* const query = queries + s % 2 * kQueryChunks + lane;
         if (more) {
 #if QUEUE
-            pages_of_next = look_up_from(next, 0);
+            queue.look_up_next(next);
 #else
             look_up_pass(next, 0, page_of_next);
 #endif
@@ -289,10 +221,10 @@ attention_decode(const __grid_constant__ Parameters p) {
             }
 
 #if QUEUE
-            wait_for_pass();
-            copy_ahead(segment, next, more);  // also where the pass before was, which all have read
+            queue.wait();
+            queue.copy_ahead(segment, next, more);  // also where the pass before was, which all have read
 #pragma unroll
-            for (int i = 0; i < kTiles; ++i) key[i].fetch(place(fetched, i), lane);
+            for (int i = 0; i < kTiles; ++i) key[i].fetch(queue.keys(i), lane);
 #endif
             // Scores: [0], [1] are key g of queries 2t, 2t + 1; [2], [3] are key g + 8. Where there is one tile of rows, two
             // chains of accumulation halve the latency of this product.
@@ -318,9 +250,8 @@ attention_decode(const __grid_constant__ Parameters p) {
                 }
 #if QUEUE
 #pragma unroll
-            for (int i = 0; i < kTiles; ++i) value[i].fetch(place(fetched, i) + kKeysBytes, lane);
-            fetched = after(fetched);
-            --under_way;
+            for (int i = 0; i < kTiles; ++i) value[i].fetch(queue.values(i), lane);
+            queue.advance();
 #endif
             if (LATE_VALUES) {
                 load_values();
@@ -532,11 +463,10 @@ attention_decode(const __grid_constant__ Parameters p) {
                         make_float4(first[column], first[2 + column], second[column], second[2 + column]);
                 }
         }
-        // The next segment's queries. With QUEUE they came with a pass, unless there was none left.
-        if (QUEUE && passes <= QUEUE) copy_commit();
-        if (!QUEUE || passes <= QUEUE) copy_wait<0>();
 #if QUEUE
-        of_next = false;
+        queue.end_segment(passes);
+#else
+        copy_wait<0>();  // the next segment's queries
 #endif
         __syncthreads();
 #if CLUSTER > 1

@@ -6,10 +6,9 @@
 // warp its own tiles, so that nobody else waits for it. With PAGES 0 or 1 and CACHE 0, or 1 and PAIRS; may be left out.
 #pragma once
 #include "decode/schedule.cuh"
-#include "ptx/cp_async.cuh"
 #include "ptx/fp8.cuh"
 #include "ptx/global.cuh"
-#include "ptx/vector.cuh"
+#include "small/fragments.cuh"
 #ifndef QUEUE
 #define QUEUE 0
 #endif
@@ -19,6 +18,11 @@ namespace {
 // Tiles past the end repeat the last one: their scores are masked, and only keys of the segment are read.
 __device__ __forceinline__ int inside(const Segment& segment, int tile) {
     return min(tile, (segment.last_key - 1) / kTileKeys);
+}
+
+// The i-th tile of a warp in a pass; any further i is one of a later pass.
+__device__ __forceinline__ int tile_of_warp(const Segment& segment, int warp, int pass, int i) {
+    return segment.tile + warp + WARPS * (KEY_TILES * pass + i);
 }
 
 // The page of a tile, which is one that some row sees; with PAGES 2 that of its key lane % 16.
@@ -86,18 +90,6 @@ constexpr uint32 kKeyBytes = HEAD_DIM / 8 * kPieceBytes, kValueBytes = VALUE_DIM
 static_assert(QUEUE > 1, "one pass is copied while another is multiplied");
 static_assert(PAGES < 2 && (CACHE == 0 || (CACHE == 1 && kKeyPairs && kValuePairs)), "rows lie together, and lanes read whole chunks");
 static_assert(kKeyBytes % 128 == 0 && kValueBytes % 128 == 0, "eight chunks to a line of banks");
-
-// The warp's copy of a tile to shared memory, a row by neighbouring lanes. Its chunks change places as lanes read them: eight at a time.
-template <class Tile>
-__device__ __forceinline__ void copy_tile(const Rows& from, uint32 to, int lane) {
-    constexpr int kRowChunks = Tile::kRowBytes / sizeof(Chunk), kRowsAtOnce = 32 / kRowChunks;
-#pragma unroll
-    for (int first = 0; first < kTileKeys; first += kRowsAtOnce) {
-        const int row = first + lane / kRowChunks;
-        const uint32 within = lane % kRowChunks * sizeof(Chunk);
-        copy_chunk(to + row * Tile::kRowBytes + (within ^ Tile::swizzle(row)), from.at(row) + within, true);
-    }
-}
 #endif
 
 // What one lane holds of a row that `Lanes` lanes share: every Lanes-th piece. Pieces past the dimension repeat the last one:
