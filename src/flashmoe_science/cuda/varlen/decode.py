@@ -215,7 +215,7 @@ def _make_launcher(
         if clusters == 0:  # a part of a GPU may have no such cluster's room
             return _make_launcher(replace(configuration, cluster=1), problem, device, capturing)
         grid = configuration.cluster * clusters
-    team = 1 if problem.split_keys else configs.team_for(problem.num_kv_heads, grid)
+    team = configs.team_for(problem.num_kv_heads, grid)
     grid -= grid % math.lcm(configuration.cluster, team)
     launcher = Launcher(
         function, (grid, 1, 1), compiled, calls.ARGUMENT_BYTES, dependent=configuration.dependent

@@ -226,7 +226,7 @@ def write_plan(buffer: Any, problem: Problem, grid: int, team: int, key_tile: in
     """The fields of the kernel's `Parameters` that are the same in all calls of a problem.
 
     Args:
-        team: divides the grid and the key/value heads; 1 with `split_keys`.
+        team: divides the grid and the key/value heads.
         key_tile: keys of a tile of the kernel's.
     """
     element = problem.dtype.itemsize

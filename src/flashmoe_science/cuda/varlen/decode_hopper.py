@@ -232,9 +232,7 @@ def _make_launch(
         workers = min(clusters_at_once(function, compiled), workers // parts)
         if workers == 0:  # a part of a GPU may have no such cluster's room
             return _make_launch(own, problem, replace(configuration, parts=1), device, capturing)
-    team = (
-        1 if problem.split_keys else decode_configs.team_for(problem.num_kv_heads, workers)
-    )  # which divides them
+    team = decode_configs.team_for(problem.num_kv_heads, workers)  # which divides them
     launcher = Launcher(function, (parts * workers, 1, 1), compiled, ARGUMENT_BYTES, dependent=True)
     arguments = arguments_of(launcher.buffer)
     decode_calls.write_plan(arguments, problem, workers, team, configs.TILE_KEYS)

@@ -473,20 +473,22 @@ attention_decode(const __grid_constant__ Parameters p) {
         if (segment.slot == kOfCluster) cluster::wait_for_peers();
 #endif
 
+        // A cluster's blocks send each other what they have.
+        const int of = CLUSTER > 1 && segment.slot == kOfCluster ? lane : lane_of_thread();
 #pragma unroll
         for (int i = 0; i < kShares; ++i) {
             const int index = warp + i * WARPS;
             if (kQuads % WARPS != 0 && index >= kQuads) break;
             float weights[WARPS];
-            const Statistics total = combine<WARPS>(statistics[merge][Quad(index).row(lane)], 1, weights);
+            const Statistics total = combine<WARPS>(statistics[merge][Quad(index).row(of)], 1, weights);
             float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-            for (int w = 0; w < WARPS; ++w) accumulate(merged, weights[w], results[(w * kQuads + index) * 32 + lane]);
+            for (int w = 0; w < WARPS; ++w) accumulate(merged, weights[w], results[(w * kQuads + index) * 32 + of]);
 #if CLUSTER > 1
             if (segment.slot == kOfCluster) gathering->send(lane, index, merged, total);
             else
 #endif
-            hand_on(p, segment, lane, index, merged, total);
+            hand_on(p, segment, of, index, merged, total);
         }
 #if CLUSTER > 1
         if (segment.slot == kOfCluster) {

@@ -410,6 +410,22 @@ def test_two_problems_in_turns_over_one_workspace_are_as_each_alone() -> None:
     assert memory[0][:size].isfinite().any(), "blocks left each other something"
 
 
+@NEEDS_COMPILER
+@pytest.mark.parametrize("dim", [32, 128])
+def test_with_split_keys_a_block_and_many_add_parts_alike(dim: int) -> None:
+    """What a block has of a set alone meets part by part in slots that it uses again; what blocks share, at the end."""
+    keys = (2000, 9000, 130, 17000, 4097, 5)
+    shape = Shape((1,) * len(keys), keys, 2, 2, dim, dtype=torch.bfloat16)
+    call = paged(shape, 16)
+    chosen = options(split_keys=128)
+    out, lse = run_on_cpu(call, chosen, (1, 17000), 1)
+    assert_as_exact_as_pytorch(out, lse, call, **bounds(shape), split_keys=128)
+    for grid, team in ((2, 1), (2, 2), (5, 1), (6, 2), (150, 1), (400, 2)):
+        again = run_on_cpu(call, chosen, (1, 17000), grid, team=team)
+        assert torch.equal(again[0], out)
+        assert torch.equal(again[1], lse)
+
+
 @pytest.mark.parametrize(
     ("heads", "most_queries", "taken"),
     [

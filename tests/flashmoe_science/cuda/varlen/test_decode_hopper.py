@@ -241,6 +241,24 @@ def test_any_batch(
 
 
 @NEEDS_COMPILER
+@pytest.mark.parametrize(("dim", "queries"), [(64, 1), (128, 1), (128, 8)])
+def test_with_split_keys_a_block_and_many_add_parts_alike(
+    dim: int, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a block has of a set alone meets part by part in slots that it uses again; what blocks share, at the end."""
+    keys = (2000, 8500, 130, 4300)
+    shape = Shape((queries,) * len(keys), keys, 4, 2, dim, dtype=torch.bfloat16)
+    call = paged(shape, 16)
+    chosen, most = options(split_keys=128), (queries, 8500)
+    out, lse = attend(call, chosen, most, monkeypatch, 1)
+    assert_as_exact_as_pytorch(out, lse, call, **bounds(shape), split_keys=128)
+    for grid, team in ((2, 2), (3, 1), (80, 1), (200, 2)):
+        again = attend(call, chosen, most, monkeypatch, grid, team)
+        assert torch.equal(again[0], out)
+        assert torch.equal(again[1], lse)
+
+
+@NEEDS_COMPILER
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_with_split_keys_the_bits_depend_on_the_sequence_alone(
     page_size: int, monkeypatch: pytest.MonkeyPatch

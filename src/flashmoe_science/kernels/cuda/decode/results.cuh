@@ -11,6 +11,7 @@
 #endif
 #include "ptx/fp8.cuh"
 #include "ptx/global.cuh"
+#include "ptx/special_registers.cuh"
 #include "small/fragments.cuh"
 
 namespace {
@@ -22,18 +23,14 @@ constexpr int kOwnQuads = kQuads / PARTS;
 static_assert(kOwnQuads * PARTS == kQuads, "the same number for each part");
 __device__ __forceinline__ int own_quad(int k) { return k * PARTS + part(); }
 
-// Partial results that a lane loads at a time, of so many quads; more take more registers, and spill on sm_120.
-constexpr int kTogether = VALUE_DIM <= 64 || VALUE_DIM > 128 || (ROW_TILES > 2 && WARPS < 8) ? 8 : 16;
 #ifndef TOGETHER
 #define TOGETHER 0
 #endif
-#ifndef MORE_REGISTERS
-#define MORE_REGISTERS 0
-#endif
-constexpr int kQuadsTogether =
-    (MORE_REGISTERS || (ROW_TILES == 2 && PAGES < 2 && DEPENDENT)) && kQuads % (2 * WARPS * PARTS) == 0 ? 2 : 1;
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kNaturalLogOf2 = 0.6931471805599453f;
+
+// Which lane's sums a thread has when results meet, and on the way there.
+__device__ __forceinline__ int lane_of_thread() { return Partial::lane_of(static_cast<int>(threadIdx.x) % 32); }
 
 // Normalises and writes one quad, and with the row's first quad its lse. Rows without keys: zeros and -inf.
 __device__ __forceinline__ void write(const Parameters& p, const Segment& segment, int lane, int index, const float4& x,
@@ -95,17 +92,13 @@ __device__ __forceinline__ void write_rows_without_keys(const Parameters& p, int
     }
 }
 
-__device__ __forceinline__ Partial& partial_at(const Parameters& p, int slot, int index) {
-    return p.partials[static_cast<uint64>(slot) * kQuads + index];
-}
-
 // Leaves one quad. Rows past the end are neither left nor combined.
 __device__ __forceinline__ void leave(const Parameters& p, const Segment& segment, int slot, int lane, int index,
                                       const float4& x, const Statistics& total) {
     if (segment.first_row + Quad(index).row(lane) >= segment.rows) return;
-    Partial& own = partial_at(p, slot, index);
-    store_partial(&own.sums[lane], x);
-    if (lane < 4) store_partial(&own.statistics[lane], make_float2(total.maximum, total.sum));
+    Partial& own = p.partials[static_cast<uint32>(slot)];
+    store_partial(&own.sums[index][Partial::place_of(lane)], x);
+    if (lane < 4) store_partial(&own.statistics[index][lane], make_float2(total.maximum, total.sum));
 }
 
 // One quad of a segment: to the output if that is the whole set, else to those who combine the set's.
@@ -128,56 +121,61 @@ __device__ __forceinline__ bool last_to_arrive(const Parameters& p, int counter,
     return before == static_cast<uint32>(all - 1);
 }
 
-#if ROW_TILES > 2 && (WARPS < 8 || TOGETHER)
+#if ROW_TILES > 2 && (WARPS < 8 || TOGETHER || !(DEPENDENT || MORE_REGISTERS))
 #define MEET_INLINE __noinline__  // inlined, it takes registers from what is on the way
 #else
 #define MEET_INLINE __forceinline__
 #endif
 
-// Where the pieces of a set lie, as `slot_of_piece` says. What is shared by all is read once: each look at it would wait for the one before.
-struct Pieces {
-    const char* origin;
-    uint32 stride, extra;  // the first of the set lies so much further
+// Over the eight threads whose sums are one row's: neighbours, or four apart.
+constexpr int kOfRow = Partial::BY_ROWS ? 1 : 4;
+__device__ __forceinline__ float most_of_row(float x) {
+#pragma unroll
+    for (int mask = kOfRow; mask < 8 * kOfRow; mask *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, mask));
+    return x;
+}
+__device__ __forceinline__ float sum_of_row(float x) {
+#pragma unroll
+    for (int mask = kOfRow; mask < 8 * kOfRow; mask *= 2) x += __shfl_xor_sync(0xffffffffu, x, mask);
+    return x;
+}
 
-    __device__ __forceinline__ Pieces(const Parameters& p, const Meeting& meeting) {
-        constexpr uint32 kSlot = kQuads * sizeof(Partial);
-        const int second = slot_of_piece(p, meeting, 1), step = slot_of_piece(p, meeting, 2) - second;
-        origin = reinterpret_cast<const char*>(&partial_at(p, second - step, 0));
-        stride = step * kSlot;
-        extra = (slot_of_piece(p, meeting, 0) - (second - step)) * kSlot;
-    }
-    __device__ __forceinline__ const Partial& at(int i, int index) const {
-        return reinterpret_cast<const Partial*>(origin + offset_of(i, stride) + (i == 0 ? extra : 0))[index];
-    }
-};
-
-// Of `Quads` own quads, `WARPS` apart, every `step`th piece from `first` to before `end`. All lanes.
+// Of `Quads` own quads, `WARPS` apart, what lies in slots from the `first`-th to before the `end`-th. All threads of a warp; the
+// eight that have a row have of its statistics those of every eighth slot each. What all loads share is read once, and little is added for
+// each of them: instructions are fetched here while everything waits.
 template <int Quads>
-__device__ __forceinline__ void combine_pieces(const Pieces& pieces, int rows, int first, int end, int step, int lane, int k,
+__device__ __forceinline__ void combine_pieces(const Parameters& p, const Slots& slots, int rows, int first, int end, int k,
                                                float4 (&merged)[Quads], Statistics (&total)[Quads]) {
+    const int thread = static_cast<int>(threadIdx.x) % 32, lane = lane_of_thread(), of_row = lane / 4;
+    const uint32 stride = slots.step * sizeof(Partial);
+    const Partial* const origin = p.partials + slots.first;
+    const int own_first = own_quad(k);
+    const char* const sums_at = reinterpret_cast<const char*>(&origin->sums[own_first][thread]);
+    const char* const statistics_at = reinterpret_cast<const char*>(&origin->statistics[own_first][lane % 4]);
+    const uint32 extra = slots.extra * sizeof(Partial);
 #pragma unroll
     for (int q = 0; q < Quads; ++q) {
         total[q] = {NEGATIVE_INFINITY, 0.0f};
         merged[q] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
-    for (; first < end; first += kTogether * step) {
+    for (; first < end; first += kTogether) {
         float4 sums[Quads][kTogether];
-        float2 sets[Quads][kTogether / 8];  // lane l has those of row l % 4 and of every eighth piece from l / 4 on
+        float2 sets[Quads][kTogether / 8];
 #pragma unroll
         for (int q = 0; q < Quads; ++q) {
-            const int own = own_quad(k + q * WARPS), last = Quad(own).row(lane) < rows ? end : 0;
+            const int last = Quad(own_first + q * WARPS * PARTS).row(lane) < rows ? end : 0;
 #pragma unroll
             for (int j = 0; j < kTogether / 8; ++j) {
-                const int i = first + (lane / 4 + 8 * j) * step;
-                const Partial& piece = pieces.at(i, own);
+                const int i = first + of_row + 8 * j;
+                const char* const at = statistics_at + offset_of(i, stride) + (i == 0 ? extra : 0);
                 sets[q][j] = make_float2(NEGATIVE_INFINITY, 0.0f);
-                if (i < last) sets[q][j] = load_partial(&piece.statistics[lane % 4]);
+                if (i < last) sets[q][j] = load_partial(reinterpret_cast<const float2*>(at) + q * WARPS * PARTS * 4);
             }
 #pragma unroll
             for (int i = 0; i < kTogether; ++i) {
-                const Partial& piece = pieces.at(first + i * step, own);
+                const char* const at = sums_at + offset_of(first + i, stride) + (i == 0 && first == 0 ? extra : 0);
                 sums[q][i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                if (first + i * step < last) sums[q][i] = load_partial(&piece.sums[lane]);
+                if (first + i < last) sums[q][i] = load_partial(reinterpret_cast<const float4*>(at) + q * WARPS * PARTS * 32);
             }
         }
 #pragma unroll
@@ -185,20 +183,20 @@ __device__ __forceinline__ void combine_pieces(const Pieces& pieces, int rows, i
             float maximum = NEGATIVE_INFINITY, sum = 0.0f, weights[kTogether / 8];
 #pragma unroll
             for (int j = 0; j < kTogether / 8; ++j) maximum = fmaxf(maximum, sets[q][j].x);
-            maximum = fmaxf(max_over_keys(maximum), total[q].maximum);
+            maximum = fmaxf(most_of_row(maximum), total[q].maximum);
             const float shift = finite_maximum(maximum), shrink = exp2_approx(total[q].maximum - shift);
 #pragma unroll
             for (int j = 0; j < kTogether / 8; ++j) {
                 weights[j] = exp2_approx(sets[q][j].x - shift);
                 sum = fmaf(weights[j], sets[q][j].y, sum);
             }
-            total[q] = {maximum, fmaf(total[q].sum, shrink, sum_over_keys(sum))};
+            total[q] = {maximum, fmaf(total[q].sum, shrink, sum_of_row(sum))};
             const float4 before = merged[q];
             merged[q] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             accumulate(merged[q], shrink, before);
 #pragma unroll
             for (int i = 0; i < kTogether; ++i)
-                accumulate(merged[q], __shfl_sync(0xffffffffu, weights[i / 8], i % 8 * 4 + lane % 4), sums[q][i]);
+                accumulate(merged[q], __shfl_sync(0xffffffffu, weights[i / 8], thread + (i % 8 - of_row) * kOfRow), sums[q][i]);
         }
     }
 }
@@ -221,7 +219,7 @@ struct Together {
         : all(meeting.group_blocks), warp(warp), lane(lane), is_last(false) {
         const int counter = counter_of(meeting.group_first_block) * WARPS + warp;
         arrivals = &p.arrivals[counter];
-        begun = reinterpret_cast<uint32*>(&partial_at(p, 2 * static_cast<int>(gridDim.x), 0)) + counter;
+        begun = reinterpret_cast<uint32*>(p.partials + 2 * gridDim.x) + counter;
     }
     // All lanes, after their `leave`: the bundles that this block is to finish first.
     __device__ __forceinline__ uint32 meet(const Meeting& meeting) {
@@ -251,7 +249,7 @@ struct Together {
 #endif
 
 // All lanes of a warp, after it has left its quads of a piece. Pieces meet in groups, and where there is more than one, the
-// results of groups meet, each in the slot of its group's first piece. A counter is that of the first block of those that
+// results of groups meet. A counter is that of the first block of those that
 // share a group, or a set: as the block ends within it, it is the counter of no other.
 __device__ MEET_INLINE void meet(const Parameters& p, const Segment& segment, const Meeting& meeting, int warp, int lane) {
     if (!meeting.complete) return;
@@ -259,51 +257,52 @@ __device__ MEET_INLINE void meet(const Parameters& p, const Segment& segment, co
     uint32 bundles = kEvery;
 #if TOGETHER
     Together together(p, meeting, warp, lane);
-    const bool spread = meeting.groups == 1 && meeting.group_blocks >= kFewestTogether && p.split_tiles == 0;
+    const bool spread = meeting.groups == 1 && meeting.group_blocks >= kFewestTogether && !splits(p);
     if (spread) bundles = together.meet(meeting);
     else
 #endif
         if (meeting.group_blocks > 1 && !last_to_arrive(p, counter_of(meeting.group_first_block), meeting.group_blocks, warp, lane)) return;
-    const int end = meeting.first_piece + meeting.group_pieces;
-    const Pieces pieces(p, meeting);
     const int rows = segment.rows - segment.first_row;
-    const auto combine_all = [&](int first, int last, int step, bool is_result) {
+    const auto combine_all = [&](const Slots& slots, int first, int last, bool is_result) {
 #pragma unroll 1
         for (int i = 0, k = warp; k < kOwnQuads; ++i, k += kQuadsTogether * WARPS) {
             if (TOGETHER && (bundles >> i & 1) == 0) continue;
             float4 merged[kQuadsTogether];
             Statistics total[kQuadsTogether];
-            combine_pieces(pieces, rows, first, last, step, lane, k, merged, total);
+            combine_pieces(p, slots, rows, first, last, k, merged, total);
             __syncwarp();  // other lanes have read the statistics that four overwrite
 #pragma unroll
             for (int q = 0; q < kQuadsTogether; ++q) {
                 const int own = own_quad(k + q * WARPS);
-                if (is_result) write(p, segment, lane, own, merged[q], total[q]);
-                else leave(p, segment, slot_of_piece(p, meeting, first), lane, own, merged[q], total[q]);
+                if (is_result) write(p, segment, lane_of_thread(), own, merged[q], total[q]);
+                else leave(p, segment, meeting.results.of(meeting.group), lane_of_thread(), own, merged[q], total[q]);
             }
         }
+    };
+    const auto combine_group = [&] {
+        combine_all(meeting.pieces, meeting.first_piece, meeting.end_piece, meeting.groups == 1);
     };
 #if TOGETHER
 #pragma unroll 1
     for (int round = 0; round < 2; ++round) {
-        combine_all(meeting.first_piece, end, 1, meeting.groups == 1);
+        combine_group();
         if (!spread) break;
         if (!together.is_last) return;
         bundles = together.not_begun();
     }
     if (spread) return;
 #else
-    combine_all(meeting.first_piece, end, 1, meeting.groups == 1);
+    combine_group();
 #endif
     if (meeting.groups == 1) return;
     __syncwarp();
     if (meeting.several) {
-        const int counter = static_cast<int>(gridDim.x) + counter_of(meeting.first_block);
+        const int counter = grid_size() + counter_of(meeting.first_block);
         if (!last_to_arrive(p, counter, meeting.groups, warp, lane)) return;
-    } else if (end < meeting.pieces) {
+    } else if (meeting.group + 1 < meeting.groups) {
         return;  // the block itself goes on with the next group
     }
-    combine_all(0, meeting.pieces, group_size(p), true);
+    combine_all(meeting.results, 0, meeting.groups, true);
 }
 
 #if CLUSTER > 1

@@ -1,5 +1,6 @@
 // Which keys of which sequences a block takes, from lengths in device memory: teams, units, clusters and shares are those of
 // docs/kernels/decode.md. In batch-invariant mode a unit is `split_tiles`, begins at a multiple of them, and is summed by itself.
+// Of a set that one block has, results meet in slots that it uses again: those of all sets would not stay in L2.
 //
 // The block's first keys wait for all that comes before its first segment, so there is one division in it for each set that
 // is not the sequence's only one; what is needed later is computed while loads are under way.
@@ -56,15 +57,22 @@ struct Segment {
 #endif
 };
 
+// Of results of a set: the i-th lies in slot `first` + i * `step`, and the first of all `extra` further.
+struct Slots {
+    int first, step, extra;
+
+    __device__ __forceinline__ int of(int i) const { return first + i * step + (i == 0 ? extra : 0); }
+};
+
 // Where the results of a set that several segments share meet: pieces in groups, then groups.
 struct Meeting {
-    int first_block, step;                    // of the set: the first that has a piece, and how far it is to the next
+    int first_block;                          // of the set: the first that has a piece
     bool several;                             // blocks
-    int first_unit;                           // of the set
-    int pieces, first_piece, group_pieces;    // of the set; the first, and the number, of the segment's group
+    Slots pieces, results;                    // of the set; of its groups
+    int first_piece, end_piece;               // of the segment's group
+    int group, groups;
     int group_first_block, group_blocks;      // those that have pieces of the group
-    int groups;
-    int complete;                             // whether the block has left all that it has of the group
+    bool complete;                            // whether the block has left all that it has of the group
     int own;                                  // of the group's pieces, if each block has one
     bool ends;                                // whether it is the block's last segment
 };
@@ -89,6 +97,9 @@ __device__ __noinline__ int quotient(int x, int y) { return x / y; }
 
 // With MIXED, so many packed rows, sequences with more are other blocks' work.
 __device__ __forceinline__ bool is_others(const Parameters& p, int queries) { return MIXED > 0 && queries * p.group > MIXED; }
+
+// Whether partial sums begin at each multiple of some number of keys. With MIXED they never do.
+__device__ __forceinline__ bool splits(const Parameters& p) { return MIXED == 0 && p.split_tiles > 0; }
 
 // Shares of so many teams. Their number is the host's, unless blocks of the grid have other work.
 __device__ __forceinline__ int by_teams(const Parameters& p, int x, int teams) {
@@ -120,14 +131,14 @@ struct Extent {
         if (first_key >= keys) rows = 0;
         row_blocks = static_cast<int>(static_cast<uint32>(rows + kRows - 1) / kRows);
         first_tile = static_cast<int>(static_cast<uint32>(first_key) / kTileKeys);
-        if (p.split_tiles > 0) first_tile = quotient(first_tile, p.split_tiles) * p.split_tiles;
+        if (splits(p)) first_tile = quotient(first_tile, p.split_tiles) * p.split_tiles;
         tiles = rows == 0 ? 0 : tiles_of(keys) - first_tile;
     }
 };
 
 // `unit_tiles`: a power of two, unless it is `split_tiles`.
 __device__ __forceinline__ int unit_count(const Parameters& p, int tiles, int unit_tiles) {
-    return p.split_tiles > 0 ? quotient(tiles + unit_tiles - 1, unit_tiles) : (tiles + unit_tiles - 1) >> (__ffs(unit_tiles) - 1);
+    return splits(p) ? quotient(tiles + unit_tiles - 1, unit_tiles) : (tiles + unit_tiles - 1) >> (__ffs(unit_tiles) - 1);
 }
 
 // Blocks that go through the same keys, and which heads are this one's: it depends on no length.
@@ -146,6 +157,7 @@ struct Cursor {
     int unit, end;                   // of all teams
     int team, first_head, heads;     // the block's
     int share;                       // units of a block
+    int scratch;                     // in batch-invariant mode: first unit of the first set that is the block's alone, or -1
     int unit_tiles;
     bool gathers;                    // a set is a cluster's
     int sequence;
@@ -174,11 +186,33 @@ struct Cursor {
 
 constexpr int kUnitSizes = kPass >= 16 ? 5 : kPass >= 8 ? 4 : kPass >= 4 ? 3 : kPass >= 2 ? 2 : 1;
 
+constexpr int kMostPieces = 32;    // that are combined by one block, if each block has one
+constexpr int kGroupPieces = 12;   // of a group, if there are more
+
+// Pieces of a group in batch-invariant mode, in which they may depend on nothing but how many the set has: so many groups that
+// their results, too, are loaded at a time. Where a block has a group, nobody waits for others before it is added.
+struct SplitGroups {
+    int log2;  // of the pieces of one
+
+    __device__ __forceinline__ explicit SplitGroups(int units) : log2(units <= 16 || units > 128 ? 4 : units <= 64 ? 2 : 3) {}
+    __device__ __forceinline__ int pieces() const { return 1 << log2; }
+    __device__ __forceinline__ int count(int units) const { return (units + pieces() - 1) >> log2; }
+    // Of a set whose units one block has, the results of groups lie before the pieces of one.
+    __device__ __forceinline__ int results_before_pieces(int units) const { return units > pieces() ? count(units) : 0; }
+};
+__device__ __forceinline__ bool has_alone(const Cursor& cursor, int first_unit, int units) {
+    return first_unit >= cursor.team * cursor.share && first_unit + units <= cursor.end;
+}
+// Of a unit of all teams.
+__device__ __forceinline__ int slot_of_unit(const Parameters& p, const Cursor& cursor, int unit) {
+    return unit * p.team + worker() - cursor.team * p.team;
+}
+
 // One lane: a segment of the block's share. `cursor` goes past it.
 __device__ __forceinline__ void take_segment(const Parameters& p, Cursor& cursor, Segment& segment) {
     const int unit = cursor.unit, end = cursor.end, unit_tiles = cursor.unit_tiles;
     const int within = cursor.within, units = cursor.units, keys = cursor.keys, rows = cursor.rows, past = cursor.past;
-    const int taken = p.split_tiles > 0 ? 1 : min(units - within, end - unit);
+    const int taken = splits(p) ? 1 : min(units - within, end - unit);
     const int last_tile = tiles_of(keys);  // one past
     const int begin_tile = cursor.first_tile + within * unit_tiles;
     int tile = CLUSTER > 1 ? min(begin_tile, last_tile) : begin_tile;
@@ -219,10 +253,16 @@ __device__ __forceinline__ void take_segment(const Parameters& p, Cursor& cursor
     segment.within = within;
     segment.units = units;
     // A block has two slots: for the set that it goes on with, and for the one that it begins.
-    segment.slot = CLUSTER > 1 && cursor.gathers ? kOfCluster
-                   : taken == units      ? kWhole
-                   : p.split_tiles > 0   ? unit
-                                         : 2 * worker() + (within == 0 ? 1 : 0);
+    segment.slot = CLUSTER > 1 && cursor.gathers ? kOfCluster : taken == units ? kWhole : 2 * worker() + (within == 0 ? 1 : 0);
+    if (splits(p) && units > 1) {
+        int of_unit = unit;
+        if (has_alone(cursor, unit - within, units)) {
+            if (cursor.scratch < 0) cursor.scratch = unit - within;
+            const SplitGroups groups(units);
+            of_unit = cursor.scratch + groups.results_before_pieces(units) + (within & groups.pieces() - 1);
+        }
+        segment.slot = slot_of_unit(p, cursor, of_unit);
+    }
     cursor.unit = unit + taken;
     cursor.within = within + taken;
     if (within + taken == units) {
@@ -263,7 +303,7 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Team team, Curs
         const int sets = team.heads * extent.row_blocks;
         longest = max(longest, extent.tiles);
         own_sets += sets;
-        if (p.split_tiles > 0) {
+        if (splits(p)) {
             counts[0] += sets * unit_count(p, extent.tiles, p.split_tiles);
         } else {
 #pragma unroll
@@ -272,7 +312,7 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Team team, Curs
     }
     int own = counts[0], unit_tiles = p.split_tiles;
     bool gathers = false;
-    if (p.split_tiles == 0) {
+    if (!splits(p)) {
         const int all_tiles = total_of_warp(counts[0]);
         longest = static_cast<int>(most<32>(static_cast<uint32>(longest)));
         unit_tiles = 1;
@@ -322,6 +362,7 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Team team, Curs
         at.share = share;
         at.unit_tiles = unit_tiles;
         at.gathers = gathers;
+        at.scratch = -1;
         at.team = team.index;
         at.first_head = team.first_head;
         at.heads = team.heads;
@@ -343,54 +384,54 @@ __device__ __forceinline__ void begin_share(const Parameters& p, Team team, Curs
     __syncwarp();
 }
 
-constexpr int kMostPieces = 32;    // that are combined by one block, if each block has one
-constexpr int kGroupPieces = 12;   // of a group, if there are more
-constexpr int kSplitPieces = 32;   // of a group in batch-invariant mode, in which it may depend on nothing else
-
 // One lane: how the results of a segment's set meet, unless it is whole.
 __device__ __forceinline__ void arrange(const Parameters& p, const Cursor& cursor, const Segment& segment, Meeting& meeting) {
     if (segment.passes == 0 || segment.slot < 0) return;
-    const int share = cursor.share;
-    const int first_unit = segment.unit - segment.within;
-    const int first_block = first_unit / share, last_block = (first_unit + segment.units - 1) / share;
+    const int share = cursor.share, within = segment.within, units = segment.units;
+    const int first_unit = segment.unit - within;
     const auto block_of = [&](int team) { return worker() + (team - cursor.team) * p.team; };
-    meeting.first_block = block_of(first_block);
-    meeting.step = p.team;
-    meeting.several = last_block > first_block;
-    meeting.first_unit = first_unit;
-    if (p.split_tiles > 0) {
-        const int group = segment.within / kSplitPieces, begin = group * kSplitPieces;
-        const int end = min(begin + kSplitPieces, segment.units);
-        meeting.pieces = segment.units;
-        meeting.groups = (segment.units + kSplitPieces - 1) / kSplitPieces;
+    if (splits(p)) {
+        const SplitGroups groups(units);
+        const int begin = within & -groups.pieces(), end = min(begin + groups.pieces(), units);
+        meeting.complete = within + 1 == end || segment.unit + 1 == cursor.end;
+        if (!meeting.complete) return;
+        meeting.group = begin >> groups.log2;
+        meeting.groups = groups.count(units);
         meeting.first_piece = begin;
-        meeting.group_pieces = end - begin;
-        meeting.group_first_block = (first_unit + begin) / share;  // each block is a team
-        meeting.group_blocks = (first_unit + end - 1) / share - meeting.group_first_block + 1;
-        meeting.complete = segment.within + 1 == end || segment.unit + 1 == cursor.end;
+        meeting.end_piece = end;
+        meeting.group_blocks = 1;
+        meeting.several = !has_alone(cursor, first_unit, units);
+        if (meeting.several) {
+            const int group_first_block = (first_unit + begin) / share;
+            meeting.first_block = block_of(first_unit / share);
+            meeting.group_first_block = block_of(group_first_block);
+            meeting.group_blocks = (first_unit + end - 1) / share - group_first_block + 1;
+            meeting.pieces = {slot_of_unit(p, cursor, first_unit), p.team, 0};
+            meeting.results = {meeting.pieces.first, p.team << groups.log2, 0};
+        } else {
+            meeting.results = {slot_of_unit(p, cursor, cursor.scratch), p.team, 0};
+            meeting.pieces = {meeting.results.first + (groups.results_before_pieces(units) - begin) * p.team, p.team, 0};
+        }
     } else {
+        const int first_block = first_unit / share, last_block = (first_unit + units - 1) / share;
+        meeting.first_block = block_of(first_block);
+        meeting.several = last_block > first_block;
         const int pieces = last_block - first_block + 1, size = pieces > kMostPieces ? kGroupPieces : pieces;
-        const int begin = (cursor.team - first_block) / size * size, end = min(begin + size, pieces);
-        meeting.pieces = pieces;
+        const int group = (cursor.team - first_block) / size, begin = group * size, end = min(begin + size, pieces);
+        meeting.group = group;
         meeting.groups = (pieces + size - 1) / size;
         meeting.first_piece = begin;
-        meeting.group_pieces = end - begin;
+        meeting.end_piece = end;
         meeting.group_first_block = block_of(first_block + begin);
         meeting.group_blocks = end - begin;
-        meeting.complete = 1;
+        meeting.complete = true;
         meeting.own = cursor.team - first_block - begin;
         meeting.ends = cursor.unit >= cursor.end;
+        // A block's slot for a set that it begins is the second.
+        meeting.pieces = {2 * meeting.first_block, 2 * p.team, 1};
+        meeting.results = {2 * meeting.first_block, 2 * p.team * size, 1};
     }
 }
-
-// Where piece `i` of the set was left.
-__device__ __forceinline__ int slot_of_piece(const Parameters& p, const Meeting& meeting, int i) {
-    if (p.split_tiles > 0) return meeting.first_unit + i;
-    return 2 * (meeting.first_block + i * meeting.step) + (i == 0 ? 1 : 0);
-}
-
-// Of pieces of a group that is not the last.
-__device__ __forceinline__ int group_size(const Parameters& p) { return p.split_tiles > 0 ? kSplitPieces : kGroupPieces; }
 
 // Where a packed query row lies in its sequence.
 struct Row {

@@ -164,21 +164,22 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
         if (threadIdx.x == 0) gathered.expect();
         gathered.wait_for_room(s);
 #endif
+        const int of = PARTS > 1 ? lane : lane_of_thread();  // parts send each other what they have
 #pragma unroll
         for (int i = 0; i < kShares; ++i) {
             const int index = warp + i * WARPS;
             if (kQuads % WARPS != 0 && index >= kQuads) break;
             float weights[kConsumers];
-            const float2* const first = &statistics[Quad(index).row(lane)][first_turn];
+            const float2* const first = &statistics[Quad(index).row(of)][first_turn];
             const Statistics total = combine<kConsumers>(first, 1 - 2 * first_turn, weights);
             float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
             for (int w = 0; w < kConsumers; ++w)
-                accumulate(merged, weights[w], results[((w ^ first_turn) * kQuads + index) * 32 + lane]);
+                accumulate(merged, weights[w], results[((w ^ first_turn) * kQuads + index) * 32 + of]);
 #if PARTS > 1
             gathered.send(lane, index, merged, total);
 #else
-            hand_on(p, segment, lane, index, merged, total);
+            hand_on(p, segment, of, index, merged, total);
 #endif
         }
 #if PARTS > 1

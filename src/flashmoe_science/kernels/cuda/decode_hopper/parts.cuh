@@ -44,14 +44,14 @@ struct Gathered {
     __device__ __forceinline__ void finish(const Parameters& p, const Segment& segment, int s, int warp, int lane) const {
         ptx::mbarrier_wait_for_posts(shared.gathered_full(), s % 2);
         for (int k = warp; k < kOwnQuads; k += WARPS) {
-            const int index = own_quad(k);
+            const int index = own_quad(k), of = lane_of_thread();
             float weights[PARTS];
-            const Statistics total = combine<PARTS>(reinterpret_cast<const float2*>(memory + statistics(0, Quad(index).row(lane))),
+            const Statistics total = combine<PARTS>(reinterpret_cast<const float2*>(memory + statistics(0, Quad(index).row(of))),
                                                     kRows, weights);
             float4 merged = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-            for (int i = 0; i < PARTS; ++i) accumulate(merged, weights[i], *reinterpret_cast<const float4*>(memory + quad(i, k, lane)));
-            hand_on(p, segment, lane, index, merged, total);
+            for (int i = 0; i < PARTS; ++i) accumulate(merged, weights[i], *reinterpret_cast<const float4*>(memory + quad(i, k, of)));
+            hand_on(p, segment, of, index, merged, total);
         }
         // What was read is used by now. That a peer's later post comes after the reads is no rule of the memory model: the arrival
         // orders no memory among blocks, and a release at the cluster's scope would be a fence of all of it.

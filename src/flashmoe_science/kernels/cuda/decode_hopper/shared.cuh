@@ -22,7 +22,7 @@ constexpr int kConsumerThreads = kConsumers * kWarpgroup;
 constexpr int kConsumerWarps = kConsumerThreads / 32;
 constexpr int kThreads = kConsumerThreads + kWarpgroup;   // and the warps that load; some may only leave registers
 // Of a thread; the launch has 168 for each. Threads that copy rows hold addresses.
-constexpr int kProducerRegisters = PAGES == 2 ? 104 : 40, kConsumerRegisters = PAGES == 2 ? 200 : 232;
+constexpr int kProducerRegisters = PAGES == 2 ? 88 : 40, kConsumerRegisters = PAGES == 2 ? 208 : 232;
 static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 3 * 168, "a claim waits until registers are there");
 constexpr int kProductRows = 64;                          // wgmma's M; the first kRows of them are of the set
 constexpr int kKeyPanels = HEAD_DIM / panel::PANEL_COLUMNS;

@@ -1,4 +1,4 @@
-// Indices, read anew wherever they are asked for: what is derived from them need not be held in registers meanwhile.
+// Indices and sizes, read anew wherever they are asked for: what is derived from them need not be held in registers meanwhile.
 #pragma once
 #include "types.cuh"
 
@@ -11,5 +11,11 @@ __device__ __forceinline__ int thread_index() {
 __device__ __forceinline__ int block_index() {
     int x;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+    return x;
+}
+
+__device__ __forceinline__ int grid_size() {
+    int x;
+    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(x));
     return x;
 }
