@@ -67,8 +67,8 @@ struct Partial {
     float4 sums[kQuads][32];
     float2 statistics[kQuads][4];  // of the rows of lanes 0 to 3, which are those of all
 
-    // With one tile of rows, of which a set often has half, what is one row's lies together: whole lines are left out. Those of the
-    // others have the order of lanes, with which 16 rows of four tokens took 15.3 us in place of 16.0.
+    // With one tile of rows, of which a set often has half, what is one row's lies together: whole lines are left out. Of more rows
+    // a call of four tokens was 1 % faster in the order of lanes.
     static constexpr bool BY_ROWS = ROW_TILES == 1;
     __device__ __forceinline__ static int lane_of(int i) { return BY_ROWS ? i % 8 * 4 + i / 8 : i; }
     __device__ __forceinline__ static int place_of(int lane) { return BY_ROWS ? lane % 4 * 8 + lane / 4 : lane; }

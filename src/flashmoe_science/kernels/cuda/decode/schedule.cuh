@@ -189,12 +189,12 @@ constexpr int kUnitSizes = kPass >= 16 ? 5 : kPass >= 8 ? 4 : kPass >= 4 ? 3 : k
 constexpr int kMostPieces = 32;    // that are combined by one block, if each block has one
 constexpr int kGroupPieces = 12;   // of a group, if there are more
 
-// Pieces of a group in batch-invariant mode, in which they may depend on nothing but how many the set has: so many groups that
-// their results, too, are loaded at a time. Where a block has a group, nobody waits for others before it is added.
+// Groups of pieces in batch-invariant mode, where they may depend on nothing but how many pieces the set has. Small ones are often one
+// block's, which adds them without waiting for another; but each time a block adds takes a microsecond.
 struct SplitGroups {
     int log2;  // of the pieces of one
 
-    __device__ __forceinline__ explicit SplitGroups(int units) : log2(units <= 16 || units > 128 ? 4 : units <= 64 ? 2 : 3) {}
+    __device__ __forceinline__ explicit SplitGroups(int units) : log2(units <= 32 || units > 128 ? 4 : units <= 64 ? 2 : 3) {}
     __device__ __forceinline__ int pieces() const { return 1 << log2; }
     __device__ __forceinline__ int count(int units) const { return (units + pieces() - 1) >> log2; }
     // Of a set whose units one block has, the results of groups lie before the pieces of one.
