@@ -17,7 +17,7 @@ from flashmoe_science.errors import InputError
 from flashmoe_science.varlen.problem import Problem, Sizes
 
 _PARTIAL_BYTES = 4 * (4 * 32 + 2 * 4)
-"""The kernel's `Partial`: four sums for each lane, two statistics for each of four rows."""
+"""Of a quad in the kernel's `Partial`: four sums for each lane, two statistics for each of four rows."""
 
 _MOST_WORKSPACE = 1 << 30
 

@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import emulated_decode
 import pytest
 import torch
 from compiled_for import each_architecture
@@ -20,7 +21,7 @@ from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science.configs.attention import decode as configs
 from flashmoe_science.configs.attention import decode_hopper
-from flashmoe_science.configs.attention.decode import Pages
+from flashmoe_science.configs.attention.decode import DecodeConfiguration, Pages
 from flashmoe_science.cuda import tickets
 from flashmoe_science.cuda.tickets import TicketPool
 from flashmoe_science.cuda.varlen import decode, decode_calls, decode_workspace
@@ -408,6 +409,32 @@ def test_two_problems_in_turns_over_one_workspace_are_as_each_alone() -> None:
             assert torch.equal(again[1], lse)
     assert (memory[0][size:] == 42).all()
     assert memory[0][:size].isfinite().any(), "blocks left each other something"
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("pieces", [(19, 17, 17, 19), (20, 18, 18, 20), (35, 33, 33, 35), (67, 65, 65, 67)])
+def test_slots_that_a_block_uses_again_are_no_other_block_s(
+    pieces: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of which two have a set alone, and share the others, side by side."""
+    keys = tuple(128 * count for count in pieces)
+    shape = Shape((1,) * 4, keys, 1, 1, 64, dtype=torch.bfloat16)
+    call, chosen, most = paged(shape, 16), options(split_keys=128), (1, max(keys))
+    out, lse = run_on_cpu(call, chosen, most, 1)
+    assert_as_exact_as_pytorch(out, lse, call, **bounds(shape), split_keys=128)
+
+    class SideBySide:
+        def __init__(self, configuration: DecodeConfiguration, dtype: torch.dtype) -> None:
+            compiled = decode.kernel(configuration, dtype, "sm_90")
+            self.emulation = compile_emulation(compiled, "Parameters", together=True)
+
+        def run(self, buffer: object, grid: int) -> None:
+            self.emulation.run_together(buffer, grid, 1, grid)
+
+    monkeypatch.setattr(emulated_decode, "library", SideBySide)
+    again = run_on_cpu(call, chosen, most, 4)
+    assert torch.equal(again[0], out)
+    assert torch.equal(again[1], lse)
 
 
 @NEEDS_COMPILER

@@ -117,6 +117,20 @@ def test_with_split_keys_a_sequence_alone_has_the_bits_that_it_has_in_a_batch(pa
         assert torch.equal(lse_by_itself, lse[rows])
 
 
+@pytest.mark.parametrize("pieces", [16, 17, 33, 65])
+def test_with_split_keys_neighbours_have_slots_of_their_own(pieces: int) -> None:
+    """About a set for each block, so that most have one alone, and its slots lie beside those of others."""
+    shape = Shape((1,) * 16, (128 * pieces,) * 16, 32, 8, 128, dtype=BF16)
+    call, given = to(paged(shape, 64), "cuda"), {**bounds(shape), "split_keys": 128}
+    first = {**call, "query": call["query"][:1], "cu_seqlens_q": call["cu_seqlens_q"][:2]}
+    first = {**first, "block_table": call["block_table"][:1], "seqused_k": call["seqused_k"][:1]}
+    out, lse = attend(call, **given)
+    alone, lse_alone = attend(first, **given)
+    assert torch.equal(alone, out[:1])
+    assert torch.equal(lse_alone, lse[:1])
+    assert all(torch.equal(attend(call, **given)[0], out) for _ in range(200))
+
+
 @pytest.mark.parametrize("queries", [1, 4, 8])
 def test_a_thousand_repetitions_give_the_same_bits(queries: int) -> None:
     """Also where memory is so busy that tiles come late and in another order."""

@@ -249,8 +249,8 @@ struct Together {
 #endif
 
 // All lanes of a warp, after it has left its quads of a piece. Pieces meet in groups, and where there is more than one, the
-// results of groups meet. A counter is that of the first block of those that
-// share a group, or a set: as the block ends within it, it is the counter of no other.
+// results of groups meet. A counter is that of the first block of those that share a group, or a set: as the block ends within it,
+// it is the counter of no other.
 __device__ MEET_INLINE void meet(const Parameters& p, const Segment& segment, const Meeting& meeting, int warp, int lane) {
     if (!meeting.complete) return;
     __syncwarp();

@@ -69,7 +69,7 @@ struct Meeting {
     int first_block;                          // of the set: the first that has a piece
     bool several;                             // blocks
     Slots pieces, results;                    // of the set; of its groups
-    int first_piece, end_piece;               // of the segment's group
+    int first_piece, end_piece;               // of the segment's group; from 0 on where a block has the set alone
     int group, groups;
     int group_first_block, group_blocks;      // those that have pieces of the group
     bool complete;                            // whether the block has left all that it has of the group
@@ -197,8 +197,9 @@ struct SplitGroups {
     __device__ __forceinline__ explicit SplitGroups(int units) : log2(units <= 32 || units > 128 ? 4 : units <= 64 ? 2 : 3) {}
     __device__ __forceinline__ int pieces() const { return 1 << log2; }
     __device__ __forceinline__ int count(int units) const { return (units + pieces() - 1) >> log2; }
-    // Of a set whose units one block has, the results of groups lie before the pieces of one.
-    __device__ __forceinline__ int results_before_pieces(int units) const { return units > pieces() ? count(units) : 0; }
+    // Of a set whose units one block has: a group's result lies where its first piece was, and the next group behind it. So no set
+    // takes more slots than it has pieces.
+    __device__ __forceinline__ int slot_of_own(int within) const { return (within >> log2) + (within & pieces() - 1); }
 };
 __device__ __forceinline__ bool has_alone(const Cursor& cursor, int first_unit, int units) {
     return first_unit >= cursor.team * cursor.share && first_unit + units <= cursor.end;
@@ -258,8 +259,7 @@ __device__ __forceinline__ void take_segment(const Parameters& p, Cursor& cursor
         int of_unit = unit;
         if (has_alone(cursor, unit - within, units)) {
             if (cursor.scratch < 0) cursor.scratch = unit - within;
-            const SplitGroups groups(units);
-            of_unit = cursor.scratch + groups.results_before_pieces(units) + (within & groups.pieces() - 1);
+            of_unit = cursor.scratch + SplitGroups(units).slot_of_own(within);
         }
         segment.slot = slot_of_unit(p, cursor, of_unit);
     }
@@ -409,8 +409,10 @@ __device__ __forceinline__ void arrange(const Parameters& p, const Cursor& curso
             meeting.pieces = {slot_of_unit(p, cursor, first_unit), p.team, 0};
             meeting.results = {meeting.pieces.first, p.team << groups.log2, 0};
         } else {
+            meeting.first_piece = 0;
+            meeting.end_piece = end - begin;
             meeting.results = {slot_of_unit(p, cursor, cursor.scratch), p.team, 0};
-            meeting.pieces = {meeting.results.first + (groups.results_before_pieces(units) - begin) * p.team, p.team, 0};
+            meeting.pieces = {meeting.results.of(meeting.group), p.team, 0};
         }
     } else {
         const int first_block = first_unit / share, last_block = (first_unit + units - 1) / share;
