@@ -177,7 +177,9 @@ def window(scale: Scale) -> Iterator[Race]:
 
 def split(scale: Scale) -> Iterator[Race]:
     sizes = (256, 512, 1024, 2048, 4096)
-    for batch, length in (scale.cell(*each) for each in ((1, 8), (1, 32), (8, 8), (64, 8))):
+    for batch, length in (
+        scale.cell(*each) for each in ((1, 8), (1, 32), (8, 8), (8, 32), (64, 8), (64, 32))
+    ):
         arms = {"free": paged(64)} | {f"split_keys={size}": paged(64, split_keys=size) for size in sizes}
         pairs = tuple((f"split_keys={size}", "free") for size in sizes)
         yield Race(

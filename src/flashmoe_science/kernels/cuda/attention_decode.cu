@@ -65,8 +65,7 @@ __device__ __forceinline__ float relative_weight(float score, float change, floa
 extern "C" __global__ void CLUSTER_SHAPE __launch_bounds__(32 * WARPS, 1)
 attention_decode(const __grid_constant__ Parameters p) {
     extern __shared__ __align__(1024) char shared_memory[];
-    const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     // A ring: while a block is at segment s, the next one is loaded, and the one after that is looked for.
     __shared__ Segment segments[4];
     __shared__ Meeting meetings[2];
@@ -473,8 +472,7 @@ attention_decode(const __grid_constant__ Parameters p) {
         if (segment.slot == kOfCluster) cluster::wait_for_peers();
 #endif
 
-        // A cluster's blocks send each other what they have.
-        const int of = CLUSTER > 1 && segment.slot == kOfCluster ? lane : lane_of_thread();
+        const int of = CLUSTER > 1 && segment.slot == kOfCluster ? lane : lane_of_thread();  // whose sums this thread merges
 #pragma unroll
         for (int i = 0; i < kShares; ++i) {
             const int index = warp + i * WARPS;
