@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-_KEYS = 1024
-"""Of a part, where the caller wants bits that do not depend on the batch."""
+_KEYS = 512
+"""Of a part, where the caller wants bits that do not depend on the batch: least for all batches (docs/varlen.md)."""
 
 
 def invariant_split(num_splits: object) -> int | None:
