@@ -37,7 +37,10 @@ constexpr int kMerges = VALUE_DIM <= 128 && WARPS * kQuads <= 64 ? 2 : 1;  // se
 // Quads of which a warp loads partial results at a time, and how many of each; more take more registers, and spill.
 constexpr int kQuadsTogether =
     (MORE_REGISTERS || (ROW_TILES == 2 && PAGES < 2 && DEPENDENT)) && kQuads % (2 * WARPS * PARTS) == 0 ? 2 : 1;
-constexpr int kTogether = VALUE_DIM <= 64 || VALUE_DIM > 128 || WARPS > 8 || (ROW_TILES > 2 && WARPS < 8) ? 8 : 16;
+constexpr int kTogether = VALUE_DIM <= 64 || VALUE_DIM > 128 || WARPS > 8 || (ROW_TILES > 2 && WARPS < 8) ||
+                                  (kQuadsTogether > 1 && !MORE_REGISTERS)
+                              ? 8
+                              : 16;
 constexpr int kPieceBytes = CACHE == 0 ? 16 : 8;       // of eight elements of a key or value
 #if PAIRS
 // Two neighbours of a lane's pieces lie together in the row, so that one load of 16 bytes has both.
