@@ -127,18 +127,7 @@ __device__ __forceinline__ bool last_to_arrive(const Parameters& p, int counter,
 #define MEET_INLINE __forceinline__
 #endif
 
-// Over the eight threads whose sums are one row's: neighbours, or four apart.
-constexpr int kOfRow = Partial::BY_ROWS ? 1 : 4;
-__device__ __forceinline__ float most_of_row(float x) {
-#pragma unroll
-    for (int mask = kOfRow; mask < 8 * kOfRow; mask *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, mask));
-    return x;
-}
-__device__ __forceinline__ float sum_of_row(float x) {
-#pragma unroll
-    for (int mask = kOfRow; mask < 8 * kOfRow; mask *= 2) x += __shfl_xor_sync(0xffffffffu, x, mask);
-    return x;
-}
+constexpr int kApart = Partial::BY_ROWS ? 1 : 4;  // the eight threads whose sums are one row's
 
 // Of `Quads` own quads, `WARPS` apart, what lies in slots from the `first`-th to before the `end`-th. All threads of a warp; the
 // eight that have a row have of its statistics those of every eighth slot each. What all loads share is read once, and little is added for
@@ -183,20 +172,20 @@ __device__ __forceinline__ void combine_pieces(const Parameters& p, const Slots&
             float maximum = NEGATIVE_INFINITY, sum = 0.0f, weights[kTogether / 8];
 #pragma unroll
             for (int j = 0; j < kTogether / 8; ++j) maximum = fmaxf(maximum, sets[q][j].x);
-            maximum = fmaxf(most_of_row(maximum), total[q].maximum);
+            maximum = fmaxf(max_over_keys<kApart>(maximum), total[q].maximum);
             const float shift = finite_maximum(maximum), shrink = exp2_approx(total[q].maximum - shift);
 #pragma unroll
             for (int j = 0; j < kTogether / 8; ++j) {
                 weights[j] = exp2_approx(sets[q][j].x - shift);
                 sum = fmaf(weights[j], sets[q][j].y, sum);
             }
-            total[q] = {maximum, fmaf(total[q].sum, shrink, sum_of_row(sum))};
+            total[q] = {maximum, fmaf(total[q].sum, shrink, sum_over_keys<kApart>(sum))};
             const float4 before = merged[q];
             merged[q] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             accumulate(merged[q], shrink, before);
 #pragma unroll
             for (int i = 0; i < kTogether; ++i)
-                accumulate(merged[q], __shfl_sync(0xffffffffu, weights[i / 8], thread + (i % 8 - of_row) * kOfRow), sums[q][i]);
+                accumulate(merged[q], __shfl_sync(0xffffffffu, weights[i / 8], thread + (i % 8 - of_row) * kApart), sums[q][i]);
         }
     }
 }

@@ -12,16 +12,18 @@ __device__ __forceinline__ uint32 word(const Chunk& x, int i) {
     return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
 
-// Lanes with the same t hold different keys of the same queries.
+// Lanes with the same t hold different keys of the same queries: they are four `Apart`.
+template <int Apart = 4>
 __device__ __forceinline__ float max_over_keys(float x) {
 #pragma unroll
-    for (int mask = 4; mask < 32; mask *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, mask));
+    for (int mask = Apart; mask < 8 * Apart; mask *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, mask));
     return x;
 }
 
+template <int Apart = 4>
 __device__ __forceinline__ float sum_over_keys(float x) {
 #pragma unroll
-    for (int mask = 4; mask < 32; mask *= 2) x += __shfl_xor_sync(0xffffffffu, x, mask);
+    for (int mask = Apart; mask < 8 * Apart; mask *= 2) x += __shfl_xor_sync(0xffffffffu, x, mask);
     return x;
 }
 
