@@ -17,8 +17,8 @@ from flashmoe_science.cuda.launch import Launcher
 from flashmoe_science.cuda.repeat import Layout
 from flashmoe_science.cuda.steady import Kind, KnownCalls, RepeatedCall, Target, repeated_call
 
-NAMES = ("query", "key", "sinks", "out")
-WORDS = {"query": 0, "key": 1, "output": 2, "out": 2, "lse": 3, "sinks": 4}
+NAMES = ("query", "key", "sinks", "out", "lengths")
+WORDS = {"query": 0, "key": 1, "output": 2, "out": 2, "lse": 3, "sinks": 4, "lengths": 5}
 OPTIONS = (True, (-1, -1), 0.0, None, None, False, 0)
 STREAM = 77
 DRIVER = ctypes.CFUNCTYPE(ctypes.c_int, *(ctypes.c_void_p,) * 4)
@@ -39,6 +39,7 @@ class Machine:
         for module in (launching, steady):
             monkeypatch.setattr(module, "library", lambda: driver)
         monkeypatch.setattr(steady, "raw_stream", lambda device: self.stream)
+        monkeypatch.setattr(steady, "current_stream", lambda: None)
         monkeypatch.setenv(steady.OVERRIDE_VARIABLE, "native")
         steady._method.cache_clear()
         kernel: Any = SimpleNamespace(threads_per_block=32, dynamic_shared_bytes=0)
@@ -79,16 +80,15 @@ class Machine:
     ) -> RepeatedCall:
         given = [name for name, tensor in zip(NAMES, inputs, strict=True) if tensor is not None]
         tensors = [tensor for tensor in inputs if tensor is not None]
-        matches = dense_matcher(*tensors)
-        if matches is never:
+        if dense_matcher(*tensors) is never:
             pytest.skip("this torch has no TensorGuards, or others than ours")
         target = Target(self.launcher.twin(), WORDS, {"query": alignment}, self.counters, 0, bounds)
         target.stream.value = stream
         kind = Kind(
             NAMES,
             given,
+            tensors,
             (*options[:5], lse, *options[6:]),
-            matches,
             lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype),
             Layout((len(tensors[0]), 4), (4, 1), torch.float32),
             Layout((3,), (1,), torch.float32) if lse else None,
@@ -115,12 +115,15 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     steady._method.cache_clear()
 
 
-def inputs(*, sinks: bool = False, out: bool = False) -> tuple[torch.Tensor | None, ...]:
+def inputs(
+    *, sinks: bool = False, out: bool = False, lengths: bool = False
+) -> tuple[torch.Tensor | None, ...]:
     return (
         torch.zeros(3, 4),
         torch.zeros(9, 4),
         torch.zeros(4) if sinks else None,
         torch.zeros(3, 4) if out else None,
+        torch.zeros(3, dtype=torch.int32) if lengths else None,
     )
 
 

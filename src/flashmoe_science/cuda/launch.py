@@ -76,7 +76,8 @@ class Launcher:
         """
         self.buffer = _aligned_buffer(argument_bytes, 64)
         """Writable; the struct that the kernel gets."""
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self.buffer))
+        # Pointers keep what they point to: `again` and `start` may outlive the launcher.
+        arguments = (ctypes.POINTER(type(self.buffer)) * 1)(ctypes.pointer(self.buffer))
         attribute = _LaunchAttribute(id=_PROGRAMMATIC_SERIALIZATION, value=1)
         config = _LaunchConfig(
             grid=grid,

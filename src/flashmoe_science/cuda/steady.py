@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from flashmoe_science.alike import Matches, private_guards
+from flashmoe_science.alike import dense_matcher, never
 from flashmoe_science.cuda.choice import asked_for
 from flashmoe_science.cuda.driver import library
 from flashmoe_science.cuda.launch import Launcher
@@ -25,6 +25,13 @@ from flashmoe_science.cuda.tickets import TicketPool
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
+from flashmoe_science.torch_c import (
+    Integers,
+    TensorFunctions,
+    current_stream,
+    integers_like,
+    tensor_functions,
+)
 from flashmoe_science.torch_private import dispatch_modes
 
 OVERRIDE_VARIABLE = "FLASHMOE_REPEATED_CALLS"
@@ -61,11 +68,10 @@ class _Call(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("stream", "argument", "is_capturing", "launch", "config", "function", "arguments")
         ),
-        ("given", ctypes.c_int64),
-        ("given_bits", ctypes.c_int64),
-        ("tokens", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("given", "given_to_matches", "given_bits", "tokens")),
         *((name, ctypes.c_int64 * _MOST_TENSORS) for name in ("index_given", "word", "unaligned")),
         *((name, ctypes.c_int64) for name in ("output", "output_word", "lse_word")),
+        ("integers", Integers * _MOST_TENSORS),
     )
 
 
@@ -76,7 +82,8 @@ class _Known(ctypes.Structure):
         *((name, ctypes.py_object) for name in ("modes", "is_nested", "is_scarce", "nested")),
         ("nested_of", ctypes.c_void_p),
         *((name, ctypes.py_object) for name in ("data_ptr", "tensor_type")),
-        ("address_of", ctypes.c_void_p),
+        ("of_tensor", TensorFunctions),
+        ("current_stream", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("inputs", "count", "latest")),
         ("calls", ctypes.c_void_p),
     )
@@ -107,11 +114,11 @@ class Kind:
     inputs: Sequence[str]
     """Names of all, in order."""
     given: Sequence[str]
-    """Of those that are not None, in the order of `matches`."""
+    """Of those that are not None, in an order of their own."""
+    tensors: Sequence[torch.Tensor]
+    """Those of one such call. None requires a gradient."""
     options: tuple[object, ...]
     """The first is causal and the sixth return_lse, of which Python's own values are taken and nothing else."""
-    matches: Matches
-    """Of tensors that are given, none of which is nested."""
     allocate: Callable[..., torch.Tensor]
     output: Layout
     """As long as the first input."""
@@ -134,11 +141,17 @@ def repeated_call(kind: Kind, target: Target) -> RepeatedCall | None:
     """None where there is no function that could make it."""
     if _method() is None or len(kind.inputs) > _MOST_TENSORS:
         return None
+    functions = tensor_functions()
+    integers = [None if functions is None else integers_like(functions, tensor) for tensor in kind.tensors]
+    others = [tensor for tensor, like in zip(kind.tensors, integers, strict=True) if like is None]
+    matches = dense_matcher(*others, under_no_grad=True)
+    if matches is never:
+        return None
     launcher, index = target.launcher, {name: position for position, name in enumerate(kind.inputs)}
     several = torch.cuda.is_available() and torch.cuda.device_count() > 1
     fields = _Call(
         options=kind.options,
-        matches=kind.matches,
+        matches=matches,
         allocate=kind.allocate,
         layout=tuple(kind.output),
         stream_of=raw_stream,
@@ -156,6 +169,7 @@ def repeated_call(kind: Kind, target: Target) -> RepeatedCall | None:
         function=launcher.function.value,
         arguments=ctypes.addressof(launcher.arguments),
         given=len(kind.given),
+        given_to_matches=len(others),
         given_bits=sum(1 << index[name] for name in kind.given),
         tokens=kind.output.sizes[0],
         output=kind.given.index("out") if "out" in kind.given else -1,
@@ -166,7 +180,8 @@ def repeated_call(kind: Kind, target: Target) -> RepeatedCall | None:
         fields.lse_layout = tuple(kind.lse)
     if several:
         fields.current_device = current_device
-    for position, name in enumerate(kind.given):
+    for position, (name, like) in enumerate(zip(kind.given, integers, strict=True)):
+        fields.integers[position] = Integers(dim=_ANY) if like is None else like
         fields.index_given[position] = index[name]
         fields.word[position] = target.words[name]
         fields.unaligned[position] = target.alignments.get(name, 1) - 1
@@ -224,10 +239,12 @@ def _attempt(inputs: int, table: Any, calls: list[RepeatedCall]) -> tuple[_Known
         is_scarce="is_scarce",
         data_ptr=torch.Tensor.data_ptr,
         tensor_type=torch.Tensor,
-        address_of=address_of_tensor(),
+        current_stream=current_stream(),
         inputs=inputs,
         calls=ctypes.addressof(table),
     )
+    if (functions := tensor_functions()) is not None:
+        fields.of_tensor = functions
     nested: object = torch.Tensor.is_nested
     if type(nested) is GetSetDescriptorType:
         fields.nested = nested
@@ -246,25 +263,6 @@ def _attempt(inputs: int, table: Any, calls: list[RepeatedCall]) -> tuple[_Known
 def _python(name: str, result: Any, *arguments: Any) -> Any:
     """A function of Python's own."""
     return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
-
-
-@functools.cache
-def address_of_tensor() -> int | None:
-    """The address of a function of C from a tensor, of no subclass, to the address of its first element.
-
-    PyTorch made it for its compiled code. None where it is absent, or gives something else.
-    """
-    address = getattr(private_guards(), "_torchinductor_pyobject_tensor_data_ptr", None)
-    if type(address) is not int:
-        return None
-    with torch.inference_mode(False), torch.enable_grad():
-        like = torch.empty(3, dtype=torch.float32, device="cpu")
-        tensors = like, like[1:]
-    if any(type(tensor) is not torch.Tensor for tensor in tensors):
-        return None  # it would end the process
-    expected = [tensor.data_ptr() for tensor in tensors]
-    asked = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(address)
-    return address if [asked(tensor) for tensor in tensors] == expected else None
 
 
 def _address(function: Any) -> int | None:

@@ -292,7 +292,9 @@ def _call_like(
     recorded = any(tensor.requires_grad for tensor in given(inputs))
     steady = None
     if repeat is not None and repeat.target is not None and not recorded:
-        kind = Kind(Inputs._fields, names, tuple(options), matches, allocate, output, lse, sizes.max_seqlen_q)
+        kind = Kind(
+            Inputs._fields, names, given(inputs), tuple(options), allocate, output, lse, sizes.max_seqlen_q
+        )
         steady = repeated_call(kind, repeat.target)
     return _Call(
         max_seqlen_q=sizes.max_seqlen_q,

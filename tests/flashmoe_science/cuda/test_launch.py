@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import struct
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,3 +38,16 @@ def test_addresses_stand_at_the_head_of_the_argument(count: int, launched: list[
     addressed(launcher, struct.Struct(f"{count}Q"))(*addresses, 0)
     assert struct.unpack_from(f"{count + 1}Q", launcher.buffer) == (*addresses, 77)
     assert launched == [function]
+
+
+def test_what_launches_keeps_the_argument_without_the_launcher(launched: list[ctypes.c_void_p]) -> None:
+    kernel: Any = SimpleNamespace(threads_per_block=32, dynamic_shared_bytes=0)
+    launcher = Launcher(ctypes.c_void_p(1), (1, 1, 1), kernel, 8)
+    again, argument = launcher.again, weakref.ref(launcher.buffer)
+    del launcher
+    gc.collect()
+    assert argument() is not None
+    assert again() == 0
+    del again
+    gc.collect()
+    assert argument() is None

@@ -7,24 +7,24 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from emulated import NEEDS_COMPILER
 from steady_machine import NAMES, OPTIONS, STREAM, WORDS, Machine, address, attempt, inputs, machine
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flashmoe_science.alike import dense_matcher
 from flashmoe_science.cuda import steady
 from flashmoe_science.cuda.repeat import Layout
 from flashmoe_science.cuda.steady import Kind, Target, repeated_call
 from flashmoe_science.errors import InputError
+from flashmoe_science.torch_c import TensorFunctions, tensor_functions
 
 pytestmark = NEEDS_COMPILER
 __all__ = ["machine"]
 PYTHON = steady._python
+STATUS = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+OF_STREAM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
 
 
 @pytest.mark.parametrize("sinks", [False, True])
@@ -81,43 +81,82 @@ def test_another_call_is_left_to_python(machine: Machine, other: str) -> None:
     assert call(inputs(), OPTIONS, 1, 41) is not None
 
 
+UNLIKE_LENGTHS: dict[str, Callable[[], Any]] = {
+    "more": lambda: torch.zeros(4, dtype=torch.int32),
+    "wider": lambda: torch.zeros(3, dtype=torch.int64),
+    "two dimensions": lambda: torch.zeros(3, 1, dtype=torch.int32),
+    "a scalar": lambda: torch.zeros((), dtype=torch.int32),
+    "apart": lambda: torch.zeros(6, dtype=torch.int32)[::2],
+    "no numbers": lambda: torch.zeros(3),
+    "elsewhere": lambda: torch.zeros(3, dtype=torch.int32, device="meta"),
+    "a subclass": lambda: torch.zeros(3, dtype=torch.int32).as_subclass(Subclass),
+    "a parameter": lambda: torch.nn.Parameter(torch.zeros(3, dtype=torch.int32), False),
+    "zeros without memory": lambda: torch._efficientzerotensor(3, dtype=torch.int32),
+    "nested": lambda: torch.nested.nested_tensor([torch.zeros(1, dtype=torch.int32)] * 3),
+    "sparse": lambda: torch.zeros(3, dtype=torch.int32).to_sparse(),
+    "a list": lambda: [0, 0, 0],
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("unlike", UNLIKE_LENGTHS)
+def test_lengths_of_another_kind_are_left_to_python(machine: Machine, unlike: str) -> None:
+    call, given = machine.call_like(inputs(lengths=True)), inputs(lengths=True)
+    assert call((*given[:4], UNLIKE_LENGTHS[unlike]()), OPTIONS, 1, 40) is None
+    assert machine.launched == []
+    assert call(given, OPTIONS, 1, 40) is not None
+    assert machine.launched[-1][5] == address(given[4])
+
+
+def test_lengths_that_cannot_be_read_go_the_longer_way(machine: Machine) -> None:
+    call, given = machine.call_like(inputs(lengths=True)), inputs(lengths=True)
+    torch._C._set_throw_on_mutable_data_ptr(given[4])  # type: ignore[attr-defined]
+    assert call(given, OPTIONS, 1, 40) is None
+    assert machine.launched == []
+
+
 class Subclass(torch.Tensor):
     pass
 
 
-class AddressOf:
-    """In the place of PyTorch's function: of which types it was asked, and by what its answers are wrong."""
+class AskedOfC:
+    """In the place of PyTorch's function for addresses: which tensors it was asked of."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, wrong_by: int = 0) -> None:
-        self.types: list[type] = []
-        self.wrong_by = wrong_by
-        self._entry = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(self._answer)
-        address = ctypes.cast(self._entry, ctypes.c_void_p).value
-        guards = SimpleNamespace(_torchinductor_pyobject_tensor_data_ptr=address)
-        monkeypatch.setattr(steady, "private_guards", lambda: guards)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        theirs = tensor_functions()
+        assert theirs is not None
+        self.tensors: list[int] = []
+        self._word, self._theirs = theirs.word, STATUS(theirs.data_ptr)
+        self._entry = STATUS(self._answer)
+        ours = TensorFunctions.from_buffer_copy(theirs)
+        ours.data_ptr = ctypes.cast(self._entry, ctypes.c_void_p).value
+        monkeypatch.setattr(steady, "tensor_functions", lambda: ours)
 
-    def _answer(self, tensor: Any) -> int:
-        self.types.append(type(tensor))
-        return int(tensor.data_ptr()) + self.wrong_by
+    def _answer(self, tensor: int, address: int) -> int:
+        self.tensors.append(tensor)
+        return int(self._theirs(tensor, address))
+
+    def in_c(self, tensor: torch.Tensor) -> int:
+        return id(tensor) + 8 * self._word
 
 
-def test_only_of_plain_results_is_the_address_asked_by_the_shorter_way(
+def test_only_of_plain_tensors_is_the_address_asked_in_c(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = AddressOf(monkeypatch)
-    monkeypatch.setattr(steady, "address_of_tensor", steady.address_of_tensor.__wrapped__)
+    asked = AskedOfC(monkeypatch)
     given = (
         torch.nn.Parameter(torch.zeros(3, 4), False),
         torch.zeros(9, 4).as_subclass(Subclass),
         torch.zeros(3),
         None,
+        None,
     )
     call = machine.call_like(given)
-    asked.types.clear()
+    asked.tensors.clear()
     results = call(given, OPTIONS, 1, 40)
     sinks = address(given[2])
     assert machine.launched == [(address(given[0]), address(given[1]), address(results), 0, sinks, 0)]
-    assert asked.types == [torch.Tensor], "the result alone"
+    assert asked.tensors == [asked.in_c(given[2]), asked.in_c(results)]
 
 
 def test_a_tensor_whose_memory_may_not_be_read_goes_the_longer_way(machine: Machine) -> None:
@@ -136,50 +175,44 @@ def without_slots(name: str, *types: Any) -> Any:
     return PYTHON(name, *types)
 
 
-@pytest.mark.parametrize("missing", ["address_of_tensor", "PyType_GetSlot", "both"])
+@pytest.mark.parametrize("missing", ["tensor_functions", "PyType_GetSlot", "both"])
 def test_without_shorter_ways_tensors_are_asked_by_their_attributes(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     if missing != "PyType_GetSlot":
-        monkeypatch.setattr(steady, "address_of_tensor", lambda: None)
-    if missing != "address_of_tensor":
+        monkeypatch.setattr(steady, "tensor_functions", lambda: None)
+    if missing != "tensor_functions":
         monkeypatch.setattr(steady, "GetSetDescriptorType", property)
         monkeypatch.setattr(steady, "_python", without_slots)
-    call, given = machine.call_like(inputs(sinks=True)), inputs(sinks=True)
+    call = machine.call_like(inputs(sinks=True, lengths=True))
+    given = inputs(sinks=True, lengths=True)
     nested = torch.nested.nested_tensor([torch.zeros(4)] * 3, layout=torch.strided)
     assert call((nested, *given[1:]), OPTIONS, 1, 40) is None
     assert call(("query", *given[1:]), OPTIONS, 1, 40) is None
     results = call(given, OPTIONS, 1, 40)
-    expected = (*map(address, (given[0], given[1], results)), 0, address(given[2]), 0)
+    expected = (*map(address, (given[0], given[1], results)), 0, *map(address, (given[2], given[4])))
     assert machine.launched == [expected]
+    assert call((*given[:4], torch.zeros(4, dtype=torch.int32)), OPTIONS, 1, 40) is None
 
 
-@pytest.mark.parametrize("not_an_address", [None, "an address", 0.5])
-def test_an_address_that_is_none_is_not_called(
-    monkeypatch: pytest.MonkeyPatch, not_an_address: object
+def test_the_stream_is_asked_in_c_where_pytorch_has_such_a_function(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guards = SimpleNamespace(_torchinductor_pyobject_tensor_data_ptr=not_an_address)
-    monkeypatch.setattr(steady, "private_guards", lambda: guards)
-    assert steady.address_of_tensor.__wrapped__() is None
-    monkeypatch.setattr(steady, "private_guards", lambda: None)
-    assert steady.address_of_tensor.__wrapped__() is None
+    status, devices = [0], []
 
+    def answer(device: int, stream: Any) -> int:
+        devices.append(device)
+        stream[0] = STREAM
+        return status[0]
 
-def test_a_function_that_answers_otherwise_than_the_method_is_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    AddressOf(monkeypatch, wrong_by=4)
-    assert steady.address_of_tensor.__wrapped__() is None
-    right = AddressOf(monkeypatch)
-    assert steady.address_of_tensor.__wrapped__() is not None
-    right.types.clear()
-    with FakeTensorMode():
-        assert steady.address_of_tensor.__wrapped__() is None
-    assert right.types == []
-
-
-def test_this_torch_has_such_a_function() -> None:
-    assert steady.address_of_tensor() is not None
+    entry = OF_STREAM(answer)
+    monkeypatch.setattr(steady, "current_stream", lambda: ctypes.cast(entry, ctypes.c_void_p).value)
+    monkeypatch.setattr(steady, "raw_stream", lambda device: STREAM + 1)
+    call = machine.call_like(inputs())
+    assert call(inputs(), OPTIONS, 1, 40) is not None
+    assert devices == [0]
+    status[0] = 1
+    assert call(inputs(), OPTIONS, 1, 40) is None, "by Python it is another"
 
 
 @pytest.mark.parametrize(
@@ -232,9 +265,8 @@ def test_an_allocation_that_fails_is_an_error(machine: Machine) -> None:
     given = inputs()
     target = Target(machine.launcher, WORDS, {}, machine.counters, 0)
     target.stream.value = STREAM
-    matches = dense_matcher(*given[:2])  # type: ignore[arg-type]
     layout = Layout((3, 4), (4, 1), torch.float32)
-    call = repeated_call(Kind(NAMES, NAMES[:2], OPTIONS, matches, full, layout, None, 1), target)
+    call = repeated_call(Kind(NAMES, NAMES[:2], given[:2], OPTIONS, full, layout, None, 1), target)  # type: ignore[arg-type]
     assert call is not None
     with pytest.raises(torch.OutOfMemoryError, match="full"):
         attempt(call)(given, OPTIONS, 1, 40)
@@ -255,7 +287,7 @@ def test_it_keeps_no_tensor_and_loses_no_object(machine: Machine) -> None:
         counts = sys.getrefcount(results), *(sys.getrefcount(each) - 1 for each in results)
         assert counts == (2, 2, 2)
         call(given, OPTIONS, 1, 40)  # another's options
-        call((*given[:2], None, None), options, 1, 40)
+        call((*given[:2], None, None, None), options, 1, 40)
     after = [sys.getrefcount(each) for each in watched]
     assert max(abs(one - other) for one, other in zip(before, after, strict=True)) < 20
     alive = weakref.ref(given[0])

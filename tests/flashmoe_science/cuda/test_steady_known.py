@@ -64,13 +64,13 @@ def test_a_bound_may_run_code_that_makes_the_thread_forget_its_calls(machine: Ma
 
 def test_calls_of_one_kind_may_have_any_shapes_in_turn(machine: Machine) -> None:
     shapes = [((3, 4), (9, 4)), ((5, 4), (9, 4)), ((3, 4), (8, 4)), ((7, 4), (7, 4))]
-    made = [machine.made_like((*map(torch.zeros, each), None, None)) for each in shapes]
+    made = [machine.made_like((*map(torch.zeros, each), None, None, None)) for each in shapes]
     words = 2, 4, 5
     for word, call in zip(words, made, strict=False):
         call.fields.output_word = word
     call = attempt(*made[:3])
     for turn in (0, 1, 2, 2, 1, 0, 2, 0, 1):
-        given = (*map(torch.zeros, shapes[turn]), None, None)
+        given = (*map(torch.zeros, shapes[turn]), None, None, None)
         results = call(given, OPTIONS, 1, 40)
         assert machine.launched[-1][:2] == (address(given[0]), address(given[1]))
         assert machine.launched[-1][words[turn]] == address(results)
@@ -81,7 +81,7 @@ def test_calls_of_one_kind_may_have_any_shapes_in_turn(machine: Machine) -> None
 
 def test_the_latest_call_is_tried_first(machine: Machine) -> None:
     asked = list[str]()
-    given = {"short": inputs(), "long": (torch.zeros(3, 4), torch.zeros(10, 4), None, None)}
+    given = {"short": inputs(), "long": (torch.zeros(3, 4), torch.zeros(10, 4), None, None, None)}
     made = {name: machine.made_like(tensors) for name, tensors in given.items()}
     for name, call in made.items():
         call.fields.matches = partial(

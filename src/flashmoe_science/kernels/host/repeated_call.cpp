@@ -2,8 +2,8 @@
 // results allocated, addresses written into the kernel's argument, launched. In Python the same takes more than twice the time.
 //
 // Python's headers are not needed: what is declared here is of its stable ABI, or a function of every version since 3.9. PyTorch's
-// neither: tensors are asked by their attributes, or by functions of C whose addresses PyTorch gives. The symbols are weak, so that the
-// library also loads outside Python.
+// neither: tensors are asked by their attributes, or by PyTorch's functions of C (torch_c.py). The symbols are weak, so that the library
+// also loads outside Python.
 #include <stdint.h>
 
 extern "C" {
@@ -44,16 +44,37 @@ namespace {
 constexpr int METH_FASTCALL = 0x80;
 constexpr int EQUAL = 2;  // Py_EQ
 constexpr int MOST_TENSORS = 16;
+constexpr int MOST_DIM = 2;
 constexpr int OPTIONS = 7;
 constexpr int64_t ANY = -1;
+constexpr uint64_t UNREADABLE = ~0ull;  // in an address's place
+
+// PyTorch's functions of C, of an object of its type of tensors and of no subclass: each gives 0, or a status. See torch_c.py.
+struct TensorFunctions {
+    int64_t word;                                // of the object: its address is what C calls a tensor
+    int (*data_ptr)(void** tensor, void** address);  // null: there are none of these functions
+    int (*strides)(void** tensor, int64_t** first);  // a status for nested tensors
+    int (*sizes)(void** tensor, int64_t** first);
+    int (*dim)(void** tensor, int64_t* number);
+    int (*dtype)(void** tensor, int32_t* code);
+    int (*device_type)(void** tensor, int32_t* code);
+    int (*device_index)(void** tensor, int32_t* index);
+};
+
+// What tensors of integers are like: they have no gradient and no conjugate, so nothing else needs to be asked.
+struct Integers {
+    int64_t dim;                                 // at most MOST_DIM; ANY: it is no such tensor
+    int64_t sizes[MOST_DIM], strides[MOST_DIM];
+    int32_t dtype, device_type, device_index;
+};
 
 // This and `KnownCalls` are filled by flashmoe_science/cuda/steady.py, field by field. Whoever owns them keeps the objects alive.
 struct RepeatedCall {
     PyObject* owner;                             // is held during a call, which may make its thread know others
     PyObject* options[OPTIONS];
-    PyObject* matches;                           // of the tensors
+    PyObject* matches;                           // of the tensors of which `integers` says nothing
     PyObject *allocate, *layout, *lse_layout;    // lse_layout: null where no log-sum-exp is asked for
-    PyObject *stream_of, *device;                // the device's current stream
+    PyObject *stream_of, *device;                // the device's current stream, where `current_stream` is null
     PyObject* current_device;                    // null where there is one device
     PyObject* counters;                          // a pool of them, which may be scarce
     int64_t device_index;
@@ -65,13 +86,15 @@ struct RepeatedCall {
     int (*launch)(void* config, void* function, void** arguments, void** extra);
     void *config, *function, **arguments;
     int64_t given;                               // inputs that are not None
-    int64_t given_bits;                          // the same: bit i for input i
+    int64_t given_to_matches;                    // of these
+    int64_t given_bits;                          // those that are given: bit i for input i
     int64_t tokens;                              // the length of the first of them
     int64_t index_given[MOST_TENSORS];           // of the inputs
     int64_t word[MOST_TENSORS];                  // of the argument, for the address of each given input
     int64_t unaligned[MOST_TENSORS];             // bits that its address may not have
     int64_t output;                              // of the inputs given, which one the result goes to; -1: it is allocated
     int64_t output_word, lse_word;
+    Integers integers[MOST_TENSORS];             // for each given input
 };
 
 // Of a thread.
@@ -81,8 +104,9 @@ struct KnownCalls {
     PyObject* nested;                            // what answers for the first of these; null: the attribute is looked up
     PyObject* (*nested_of)(PyObject* nested, PyObject* tensor, PyObject* type);
     PyObject* data_ptr;                          // the method of tensors
-    PyObject* tensor_type;                       // of which `address_of` may be asked: it throws for others
-    void* (*address_of)(PyObject* tensor);       // null: the method is; for results alone, see `address_of_result`
+    PyObject* tensor_type;                       // whose objects, of no subclass, C may be asked of
+    TensorFunctions of_tensor;
+    int (*current_stream)(int32_t device, void** stream);  // null: `stream_of` is asked
     int64_t inputs;
     int64_t count, latest;                       // of the calls; the index of the one that was made last
     const RepeatedCall* const* calls;
@@ -126,21 +150,36 @@ int64_t integer_of(PyObject* number) {
 
 bool has_type(PyObject* object, PyObject* type) { return Held(PyObject_Type(object)).object == type; }
 
-uint64_t address_of(const KnownCalls& known, PyObject* tensor) {
+// What C calls a tensor; null where C may not be asked.
+void** in_c(const KnownCalls& known, PyObject* tensor) {
+    return known.of_tensor.data_ptr && has_type(tensor, known.tensor_type) ? (void**)tensor + known.of_tensor.word : nullptr;
+}
+
+// `UNREADABLE` with an error set where memory may not be read: of tensors that a later replay of CUDA graphs has overwritten, say.
+uint64_t address_of(const KnownCalls& known, PyObject* tensor, void** asked) {
+    void* address;
+    if (asked && known.of_tensor.data_ptr(asked, &address) == 0) return (uint64_t)address;
     return (uint64_t)integer_of(PyObject_CallFunctionObjArgs(known.data_ptr, tensor, nullptr));
 }
 
-// PyTorch's own function throws in C++ for a tensor whose memory may not be read, as those that a later replay of CUDA graphs has
-// overwritten. What was allocated just now may be.
-uint64_t address_of_result(const KnownCalls& known, PyObject* tensor) {
-    if (known.address_of && has_type(tensor, known.tensor_type)) return (uint64_t)known.address_of(tensor);
-    return address_of(known, tensor);
-}
-
-// True too where it cannot be told.
-bool may_be_nested(const KnownCalls& known, PyObject* tensor) {
+// Then it has no strides. True too where it cannot be told.
+bool may_be_nested(const KnownCalls& known, PyObject* tensor, void** asked) {
+    int64_t* strides;
+    if (asked) return known.of_tensor.strides(asked, &strides) != 0;
     const Held answer(known.nested_of ? known.nested_of(known.nested, tensor, nullptr) : PyObject_GetAttr(tensor, known.is_nested));
     return !answer.object || answer.object == &_Py_TrueStruct;
+}
+
+bool are_like(const TensorFunctions& of, const Integers& like, void** tensor) {
+    int64_t dim, *sizes, *strides;
+    int32_t dtype, type, index;
+    if (of.dim(tensor, &dim) || of.sizes(tensor, &sizes) || of.strides(tensor, &strides)) return false;
+    if (of.dtype(tensor, &dtype) || of.device_type(tensor, &type) || of.device_index(tensor, &index)) return false;
+    if (dim != like.dim || dtype != like.dtype || type != like.device_type || index != like.device_index) return false;
+    for (int64_t i = 0; i < dim; ++i) {
+        if (sizes[i] != like.sizes[i] || strides[i] != like.strides[i]) return false;
+    }
+    return true;
 }
 
 // Below all that calls have where it is none.
@@ -206,24 +245,48 @@ bool has_few_counters(const KnownCalls& known, const RepeatedCall& call) {
     return !scarce.object || scarce.object == &_Py_TrueStruct;
 }
 
+int64_t stream_of(const KnownCalls& known, const RepeatedCall& call) {
+    void* stream;
+    if (known.current_stream && known.current_stream((int32_t)call.device_index, &stream) == 0) return (int64_t)stream;
+    return integer_of(PyObject_CallFunctionObjArgs(call.stream_of, call.device, nullptr));
+}
+
 // Whether the argument is for launches on this stream, which nobody captures.
 bool is_ready_for(const KnownCalls& known, const RepeatedCall& call, int64_t stream) {
     return stream == *call.stream && stream != ANY && !has_few_counters(known, call) && !may_be_captured(call, stream);
 }
 
-// A tuple of the tensors that are given; null where one cannot be asked what it is like.
-PyObject* tensors_of(const KnownCalls& known, const RepeatedCall& call, PyObject* const* inputs) {
-    Held tensors(PyTuple_New(call.given));
-    for (int64_t i = 0; tensors.object && i < call.given; ++i) {
-        PyObject* const tensor = inputs[call.index_given[i]];
-        if (may_be_nested(known, tensor)) return nullptr;  // the check would end the process
-        PyTuple_SetItem(tensors.object, i, with_reference(tensor));
+// Those that are given.
+struct Tensors {
+    PyObject* object[MOST_TENSORS];  // the caller's
+    void** in_c[MOST_TENSORS];       // see `in_c`
+};
+
+bool have_like_integers(const KnownCalls& known, const RepeatedCall& call, const Tensors& tensors) {
+    for (int64_t i = 0; i < call.given; ++i) {
+        if (call.integers[i].dim == ANY) continue;
+        if (!tensors.in_c[i] || !are_like(known.of_tensor, call.integers[i], tensors.in_c[i])) return false;
     }
-    return tensors.release();
+    return true;
 }
 
-bool is_like(const RepeatedCall& call, PyObject* tensors) {
-    if (!is_true(PyObject_Call(call.matches, tensors, nullptr))) {
+// Of all others PyTorch's check is asked, which would end the process for a nested tensor.
+bool match(const KnownCalls& known, const RepeatedCall& call, const Tensors& tensors) {
+    const Held asked(PyTuple_New(call.given_to_matches));
+    for (int64_t i = 0, next = 0; asked.object && i < call.given; ++i) {
+        if (call.integers[i].dim != ANY) continue;
+        if (may_be_nested(known, tensors.object[i], tensors.in_c[i])) return false;
+        PyTuple_SetItem(asked.object, next++, with_reference(tensors.object[i]));
+    }
+    return asked.object && is_true(PyObject_Call(call.matches, asked.object, nullptr));
+}
+
+bool is_like(const KnownCalls& known, const RepeatedCall& call, PyObject* const* inputs, Tensors& tensors) {
+    for (int64_t i = 0; i < call.given; ++i) {
+        tensors.object[i] = inputs[call.index_given[i]];
+        tensors.in_c[i] = in_c(known, tensors.object[i]);
+    }
+    if (!have_like_integers(known, call, tensors) || !match(known, call, tensors)) {
         PyErr_Clear();
         return false;
     }
@@ -232,20 +295,21 @@ bool is_like(const RepeatedCall& call, PyObject* tensors) {
 
 // The results, a tensor or two, of tensors that are like the call's; None, with nothing done, where the call has to be made another
 // way: on another stream, in a capture, misaligned.
-PyObject* make(const KnownCalls& known, const RepeatedCall& call, PyObject* tensors) {
-    const int64_t stream = integer_of(PyObject_CallFunctionObjArgs(call.stream_of, call.device, nullptr));
+PyObject* make(const KnownCalls& known, const RepeatedCall& call, const Tensors& tensors) {
+    const int64_t stream = stream_of(known, call);
     if (!is_ready_for(known, call, stream)) return not_like();
     uint64_t address[MOST_TENSORS];
     for (int64_t i = 0; i < call.given; ++i) {
-        address[i] = address_of(known, PyTuple_GetItem(tensors, i));
-        if (address[i] & (uint64_t)call.unaligned[i]) return not_like();
+        address[i] = address_of(known, tensors.object[i], tensors.in_c[i]);
+        if (address[i] == UNREADABLE || (address[i] & (uint64_t)call.unaligned[i])) return not_like();
+        if (address[i] == 0 && call.integers[i].dim != ANY) return not_like();  // zeros without memory look like others
     }
-    Held output(call.output < 0 ? PyObject_Call(call.allocate, call.layout, nullptr) : with_reference(PyTuple_GetItem(tensors, call.output)));
+    Held output(call.output < 0 ? PyObject_Call(call.allocate, call.layout, nullptr) : with_reference(tensors.object[call.output]));
     if (!output.object) return nullptr;
     Held lse(call.lse_layout ? PyObject_Call(call.allocate, call.lse_layout, nullptr) : nullptr);
     if (call.lse_layout && !lse.object) return nullptr;
-    const uint64_t output_address = call.output < 0 ? address_of_result(known, output.object) : address_of(known, output.object);
-    const uint64_t lse_address = lse.object ? address_of_result(known, lse.object) : 0;
+    const uint64_t output_address = address_of(known, output.object, in_c(known, output.object));
+    const uint64_t lse_address = lse.object ? address_of(known, lse.object, in_c(known, lse.object)) : 0;
     Held results(lse.object ? PyTuple_New(2) : nullptr);
     if (PyErr_Occurred()) return nullptr;
     if (stream != *call.stream) return not_like();  // what an object does at its end made another call
@@ -274,18 +338,16 @@ PyObject* repeated_call(PyObject* self, PyObject* const* arguments, intptr_t cou
     // Here, as a bound that is no int may run code that makes the thread forget a call.
     const int64_t max_seqlen_q = bound_of(options[OPTIONS]);
     const int64_t max_seqlen_k = bound_of(options[OPTIONS + 1]);
-    Held tensors(nullptr);
     int64_t tokens = ANY;
     // Most calls are like the latest. Python's code may make the thread know others meanwhile: hence the owner, and no index is trusted.
     for (int64_t tried = 0, i = known.latest; tried < known.count && i < known.count; ++tried, i = i + 1 < known.count ? i + 1 : 0) {
         const RepeatedCall& call = *known.calls[i];
         if ((tokens != ANY && call.tokens != tokens) || !is_of_kind(call, given_bits, options, max_seqlen_q, max_seqlen_k)) continue;
         const Held owner(with_reference(call.owner));
-        if (!tensors.object) tensors.object = tensors_of(known, call, arguments);
-        if (!tensors.object) break;
-        if (is_like(call, tensors.object)) {
+        Tensors tensors;
+        if (is_like(known, call, arguments, tensors)) {
             if (i < known.count && known.calls[i] == &call) known.latest = i;
-            return make(known, call, tensors.object);
+            return make(known, call, tensors);
         }
         if (tokens == ANY) tokens = length_of(arguments[0]);
     }

@@ -71,6 +71,7 @@ class Gpu:
         monkeypatch.setattr(decode_workspace, "_workspaces", decode_workspace._Workspaces())
         for module in (decode, decode_calls, decode_hopper, steady):
             monkeypatch.setattr(module, "raw_stream", lambda device: self.stream)
+        monkeypatch.setattr(steady, "current_stream", lambda: None)
         for module in (decode, decode_calls, decode_hopper, tickets):
             monkeypatch.setattr(module, "is_capturing", lambda: self.capturing)
         device = dataclasses.replace(H200, multiprocessors=4)

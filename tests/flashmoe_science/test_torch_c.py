@@ -1,0 +1,133 @@
+"""PyTorch's functions of C: found, tried before they are used, and left alone where anything is otherwise."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from flashmoe_science import torch_c
+
+FUNCTION = torch_c._function
+NAMES = [f"aoti_torch_get_{name}" for name in (*torch_c._POINTERS, *torch_c._NUMBERS)]
+ANSWER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    for function in (torch_c.tensor_functions, torch_c.current_stream):
+        function.cache_clear()
+    yield
+    for function in (torch_c.tensor_functions, torch_c.current_stream):
+        function.cache_clear()
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[int, Any], int]) -> Any:
+    """Puts a function in the place of one of PyTorch's: it answers what that does, and `change` of (status, result)."""
+    theirs = ANSWER(FUNCTION("torch_cpu", name) or 0)
+    ours = ANSWER(lambda handle, result: change(theirs(handle, result), result))
+    address = ctypes.cast(ours, ctypes.c_void_p).value
+    monkeypatch.setattr(
+        torch_c,
+        "_function",
+        lambda library, asked: address if asked == name else FUNCTION(library, asked),
+    )
+    return ours
+
+
+def further(status: int, result: Any) -> int:
+    number = ctypes.cast(result, ctypes.POINTER(ctypes.c_int32))
+    number[0] = number[0] + 8
+    return status
+
+
+def the_same(status: int, result: Any) -> int:
+    number = ctypes.cast(result, ctypes.POINTER(ctypes.c_int32))
+    number[0] = 3
+    return status
+
+
+def test_this_torch_has_them_and_they_answer_for_tensors_of_all_kinds() -> None:
+    plain = torch_c.tensor_functions()
+    assert plain is not None
+    tensors = torch.zeros(2, 3), torch.zeros(4, 5, dtype=torch.int32)[1:, 2:], torch.zeros(6)[::2]
+    assert all(torch_c._are_right_for(plain, tensor) for tensor in tensors)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_integers_are_like() -> None:
+    functions = torch_c.tensor_functions()
+    assert functions is not None
+    table = torch.zeros(4, 5, dtype=torch.int32)[1:, ::2]
+    like = torch_c.integers_like(functions, table)
+    assert like is not None
+    assert (like.dim, tuple(like.sizes), tuple(like.strides)) == (2, (3, 3), (5, 2))
+    assert (like.device_type, like.device_index) == (0, -1)
+    words = torch_c.integers_like(functions, torch.zeros(3, dtype=torch.int64))
+    assert words is not None
+    assert (words.dim, words.sizes[0], words.strides[0]) == (1, 3, 1)
+    assert words.dtype != like.dtype
+    others = torch.zeros(3), torch.zeros(1, 1, 1, dtype=torch.int32), torch.nn.Parameter(table, False)
+    assert [torch_c.integers_like(functions, other) for other in others] == [None] * 3
+
+
+def test_tensors_without_strides_or_memory_have_a_status() -> None:
+    plain = torch_c.tensor_functions()
+    assert plain is not None
+    nested = torch.nested.nested_tensor([torch.zeros(4)] * 3, layout=torch.strided)
+    assert not torch_c._are_right_for(plain, nested)
+    unreadable = torch.zeros(3)
+    torch._C._set_throw_on_mutable_data_ptr(unreadable)  # type: ignore[attr-defined]
+    assert not torch_c._are_right_for(plain, unreadable)
+
+
+def wrong(name: str) -> Callable[[int, Any], int]:
+    """Codes are whatever PyTorch says, as long as others have others."""
+    return the_same if name.endswith(("dtype", "device_type")) else further
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("change", [wrong, lambda name: lambda status, result: 1], ids=["wrong", "a status"])
+def test_functions_that_answer_otherwise_than_the_methods_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[str], Callable[[int, Any], int]]
+) -> None:
+    kept = answering(monkeypatch, name, lambda status, result: status)
+    assert torch_c.tensor_functions() is not None
+    torch_c.tensor_functions.cache_clear()
+    kept = answering(monkeypatch, name, change(name))
+    assert torch_c.tensor_functions() is None
+    assert kept
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_torch_without_one_of_them(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(
+        torch_c, "_function", lambda library, asked: None if asked == name else FUNCTION(library, asked)
+    )
+    assert torch_c.tensor_functions() is None
+
+
+def test_libraries_and_functions_that_are_not_there() -> None:
+    assert torch_c._function("torch_cpu", "aoti_torch_get_nothing") is None
+    assert torch_c._function("torch_nowhere", "aoti_torch_get_data_ptr") is None
+
+
+def test_objects_that_do_not_have_their_tensor_s_address_in_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in ([None, 2, 2, 2, 2], [2, 2, 3, 2, 2], [None] * 5):
+        answers = iter(words)
+        monkeypatch.setattr(torch_c, "_word_of_tensor", lambda tensor, answers=answers: next(answers))
+        torch_c.tensor_functions.cache_clear()
+        assert torch_c.tensor_functions() is None
+
+
+def test_where_a_mode_makes_other_tensors_nothing_is_read() -> None:
+    with FakeTensorMode():
+        assert torch_c.tensor_functions() is None
+
+
+def test_without_cuda_there_is_no_function_for_streams() -> None:
+    assert (torch_c.current_stream() is not None) == (torch.version.cuda is not None)
