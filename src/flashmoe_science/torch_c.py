@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-MOST_DIM = 2
-"""Of tensors of integers."""
+MOST_DIM = 4
 _NUMBERS = {
     "dim": ctypes.c_int64,
     "dtype": ctypes.c_int32,
@@ -35,26 +34,29 @@ class TensorFunctions(ctypes.Structure):
     _fields_ = (
         ("word", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in (*_POINTERS, *_NUMBERS)),
+        ("records_gradients", ctypes.c_void_p),
     )
     word: int
     """Which word of 8 bytes of the object has the address of PyTorch's tensor. Where that word lies is what C calls a
     tensor."""
 
 
-class Integers(ctypes.Structure):
-    """What a tensor of integers is like: of the same source."""
+class Plain(ctypes.Structure):
+    """What a tensor is like, as far as these say: of the same source."""
 
     _fields_ = (
         ("dim", ctypes.c_int64),
         *((name, ctypes.c_int64 * MOST_DIM) for name in ("sizes", "strides")),
-        *((name, ctypes.c_int32) for name in ("dtype", "device_type", "device_index")),
+        *((name, ctypes.c_int32) for name in ("dtype", "device_type", "device_index", "is_integer")),
     )
 
 
 @functools.cache
 def tensor_functions() -> TensorFunctions | None:
     """None where this PyTorch lacks one, or an answer is otherwise than expected."""
-    addresses = {name: _function("torch_cpu", f"aoti_torch_get_{name}") for name in (*_POINTERS, *_NUMBERS)}
+    names = {name: f"aoti_torch_get_{name}" for name in (*_POINTERS, *_NUMBERS)}
+    names["records_gradients"] = "aoti_torch_grad_mode_is_enabled"
+    addresses = {name: _function("torch_cpu", of_c) for name, of_c in names.items()}
     if None in addresses.values():
         return None
     with torch.inference_mode(False), torch.enable_grad():
@@ -67,7 +69,9 @@ def tensor_functions() -> TensorFunctions | None:
     if len(words) != 1 or None in words:
         return None
     functions = TensorFunctions(word=words.pop(), **addresses)
-    if not all(_are_right_for(functions, tensor) for tensor in tensors):
+    if not (
+        _says_what_is_recorded(functions) and all(_are_right_for(functions, tensor) for tensor in tensors)
+    ):
         return None
     codes = [
         tuple(_answer(functions, name, tensor) for name in ("dtype", "device_type", "device_index"))
@@ -87,15 +91,15 @@ def current_stream() -> int | None:
     return _function("torch_cuda", "aoti_torch_get_current_cuda_stream")
 
 
-def integers_like(functions: TensorFunctions, tensor: torch.Tensor) -> Integers | None:
-    """What a tensor of integers is like; None for one of another kind, or of a subclass."""
-    is_plain = type(tensor) is torch.Tensor and tensor.dtype in (torch.int32, torch.int64)
-    if not is_plain or tensor.dim() > MOST_DIM:
+def plain_like(functions: TensorFunctions, tensor: torch.Tensor) -> Plain | None:
+    """What a tensor is like; None for one of a subclass, or of more than `MOST_DIM` dimensions."""
+    if type(tensor) is not torch.Tensor or tensor.dim() > MOST_DIM:
         return None
     numbers = {name: _answer(functions, name, tensor) for name in _NUMBERS}
-    return (
-        None if None in numbers.values() else Integers(sizes=tensor.shape, strides=tensor.stride(), **numbers)
-    )
+    if None in numbers.values():
+        return None
+    is_integer = not (tensor.is_floating_point() or tensor.is_complex())
+    return Plain(sizes=tensor.shape, strides=tensor.stride(), is_integer=is_integer, **numbers)
 
 
 def _function(library: str, name: str) -> int | None:
@@ -123,6 +127,14 @@ def _ask(functions: TensorFunctions, name: str, tensor: torch.Tensor, answer: An
 def _answer(functions: TensorFunctions, name: str, tensor: torch.Tensor) -> int | None:
     answer = _NUMBERS[name]()
     return answer.value if _ask(functions, name, tensor, answer) else None
+
+
+def _says_what_is_recorded(functions: TensorFunctions) -> bool:
+    asked = ctypes.CFUNCTYPE(ctypes.c_bool)(functions.records_gradients)
+    with torch.no_grad():
+        without = asked()
+    with torch.enable_grad():
+        return bool(asked()) and not without
 
 
 def _are_right_for(functions: TensorFunctions, tensor: torch.Tensor) -> bool:

@@ -58,23 +58,23 @@ def test_this_torch_has_them_and_they_answer_for_tensors_of_all_kinds() -> None:
     assert all(torch_c._are_right_for(plain, tensor) for tensor in tensors)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_what_integers_are_like() -> None:
+def test_what_tensors_are_like() -> None:
     functions = torch_c.tensor_functions()
     assert functions is not None
     table = torch.zeros(4, 5, dtype=torch.int32)[1:, ::2]
-    like = torch_c.integers_like(functions, table)
+    like = torch_c.plain_like(functions, table)
     assert like is not None
-    assert (like.dim, tuple(like.sizes), tuple(like.strides)) == (2, (3, 3), (5, 2))
-    assert (like.device_type, like.device_index) == (0, -1)
-    words = torch_c.integers_like(functions, torch.zeros(3, dtype=torch.int64))
-    assert words is not None
-    assert (words.dim, words.sizes[0], words.strides[0]) == (1, 3, 1)
-    assert words.dtype != like.dtype
-    others = torch.zeros(3), torch.zeros(1, 1, 1, dtype=torch.int32), torch.nn.Parameter(table, False)
-    assert [torch_c.integers_like(functions, other) for other in others] == [None] * 3
+    assert (like.dim, tuple(like.sizes)[:2], tuple(like.strides)[:2]) == (2, (3, 3), (5, 2))
+    assert (like.device_type, like.device_index, like.is_integer) == (0, -1, 1)
+    pages = torch_c.plain_like(functions, torch.zeros(2, 3, 4, 5))
+    assert pages is not None
+    assert (pages.dim, tuple(pages.sizes), tuple(pages.strides)) == (4, (2, 3, 4, 5), (60, 20, 5, 1))
+    assert (pages.dtype == like.dtype, pages.is_integer) == (False, 0)
+    others = torch.zeros(1, 1, 1, 1, 1), torch.nn.Parameter(table, False)
+    assert [torch_c.plain_like(functions, other) for other in others] == [None, None]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_tensors_without_strides_or_memory_have_a_status() -> None:
     plain = torch_c.tensor_functions()
     assert plain is not None
@@ -103,7 +103,20 @@ def test_functions_that_answer_otherwise_than_the_methods_are_not_used(
     assert kept
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("answer", [True, False])
+def test_a_function_that_does_not_know_what_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, answer: bool
+) -> None:
+    ours = ctypes.CFUNCTYPE(ctypes.c_bool)(lambda: answer)
+    put = ctypes.cast(ours, ctypes.c_void_p).value
+    name = "aoti_torch_grad_mode_is_enabled"
+    monkeypatch.setattr(
+        torch_c, "_function", lambda library, asked: put if asked == name else FUNCTION(library, asked)
+    )
+    assert torch_c.tensor_functions() is None
+
+
+@pytest.mark.parametrize("name", [*NAMES, "aoti_torch_grad_mode_is_enabled"])
 def test_a_torch_without_one_of_them(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(
         torch_c, "_function", lambda library, asked: None if asked == name else FUNCTION(library, asked)

@@ -26,10 +26,10 @@ from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.torch_c import (
-    Integers,
+    Plain,
     TensorFunctions,
     current_stream,
-    integers_like,
+    plain_like,
     tensor_functions,
 )
 from flashmoe_science.torch_private import dispatch_modes
@@ -57,7 +57,15 @@ class _Call(ctypes.Structure):
         ("options", ctypes.py_object * _OPTIONS),
         *(
             (name, ctypes.py_object)
-            for name in ("matches", "allocate", "layout", "lse_layout", "stream_of", "device")
+            for name in (
+                "matches",
+                "matches_first",
+                "allocate",
+                "layout",
+                "lse_layout",
+                "stream_of",
+                "device",
+            )
         ),
         *((name, ctypes.py_object) for name in ("current_device", "counters")),
         *(
@@ -71,7 +79,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("given", "given_to_matches", "given_bits", "tokens")),
         *((name, ctypes.c_int64 * _MOST_TENSORS) for name in ("index_given", "word", "unaligned")),
         *((name, ctypes.c_int64) for name in ("output", "output_word", "lse_word")),
-        ("integers", Integers * _MOST_TENSORS),
+        ("plain", Plain * _MOST_TENSORS),
     )
 
 
@@ -142,8 +150,12 @@ def repeated_call(kind: Kind, target: Target) -> RepeatedCall | None:
     if _method() is None or len(kind.inputs) > _MOST_TENSORS:
         return None
     functions = tensor_functions()
-    integers = [None if functions is None else integers_like(functions, tensor) for tensor in kind.tensors]
-    others = [tensor for tensor, like in zip(kind.tensors, integers, strict=True) if like is None]
+    plain = [None if functions is None else plain_like(functions, tensor) for tensor in kind.tensors]
+    others = [
+        tensor
+        for tensor, like in zip(kind.tensors, plain, strict=True)
+        if like is None or not like.is_integer
+    ]
     matches = dense_matcher(*others, under_no_grad=True)
     if matches is never:
         return None
@@ -176,12 +188,14 @@ def repeated_call(kind: Kind, target: Target) -> RepeatedCall | None:
         output_word=target.words["output"],
         lse_word=target.words["lse"],
     )
+    if None not in plain:
+        fields.matches_first = dense_matcher(kind.tensors[0], under_no_grad=True)
     if kind.lse is not None:
         fields.lse_layout = tuple(kind.lse)
     if several:
         fields.current_device = current_device
-    for position, (name, like) in enumerate(zip(kind.given, integers, strict=True)):
-        fields.integers[position] = Integers(dim=_ANY) if like is None else like
+    for position, (name, like) in enumerate(zip(kind.given, plain, strict=True)):
+        fields.plain[position] = Plain(dim=_ANY) if like is None else like
         fields.index_given[position] = index[name]
         fields.word[position] = target.words[name]
         fields.unaligned[position] = target.alignments.get(name, 1) - 1

@@ -45,6 +45,10 @@ def test_addresses_of_what_is_given_and_of_results_are_launched(
     assert len(machine.launched) == 2
 
 
+class Subclass(torch.Tensor):
+    pass
+
+
 OTHERS: dict[str, Callable[[list[Any]], None]] = {
     "another shape": lambda given: given[0].__setitem__(1, torch.zeros(10, 4)),
     "another dtype": lambda given: given[0].__setitem__(0, torch.zeros(3, 4).half()),
@@ -52,7 +56,14 @@ OTHERS: dict[str, Callable[[list[Any]], None]] = {
     "a result": lambda given: given[0].__setitem__(3, torch.zeros(3, 4)),
     "no key": lambda given: given[0].__setitem__(1, None),
     "no tensor": lambda given: given[0].__setitem__(1, "key"),
-    "one twice": lambda given: given[0].__setitem__(1, given[0][0]),
+    "another key": lambda given: given[0].__setitem__(1, torch.zeros(9, 4).half()),
+    "a key apart": lambda given: given[0].__setitem__(1, torch.zeros(9, 8)[:, ::2]),
+    "a key of a subclass": lambda given: given[0].__setitem__(1, torch.zeros(9, 4).as_subclass(Subclass)),
+    "a nested key": lambda given: given[0].__setitem__(
+        1, torch.nested.nested_tensor([torch.zeros(4)] * 9, layout=torch.strided)
+    ),
+    "a key elsewhere": lambda given: given[0].__setitem__(1, torch.zeros(9, 4, device="meta")),
+    "a key without memory": lambda given: given[0].__setitem__(1, torch._efficientzerotensor(9, 4)),
     "a gradient": lambda given: given[0].__setitem__(0, torch.zeros(3, 4, requires_grad=True)),
     "strided and nested": lambda given: given[0].__setitem__(
         0, torch.nested.nested_tensor([torch.zeros(4)] * 3, layout=torch.strided)
@@ -71,14 +82,50 @@ OTHERS: dict[str, Callable[[list[Any]], None]] = {
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("other", OTHERS)
-def test_another_call_is_left_to_python(machine: Machine, other: str) -> None:
+def test_another_call_is_left_to_python(machine: Machine, other: str, recorded: bool) -> None:
     call = machine.call_like(inputs())
     given: list[Any] = [list(inputs()), OPTIONS, 1, 40]
     OTHERS[other](given)
-    assert call(tuple(given[0]), *given[1:]) is None
+    with torch.set_grad_enabled(recorded):
+        assert call(tuple(given[0]), *given[1:]) is None
+        assert machine.launched == []
+        assert call(inputs(), OPTIONS, 1, 41) is not None
+
+
+def test_a_key_that_would_be_recorded_is_left_to_python_where_something_is(machine: Machine) -> None:
+    call, given = machine.call_like(inputs()), list(inputs())
+    given[1] = torch.zeros(9, 4, requires_grad=True)
+    assert call(tuple(given), OPTIONS, 1, 40) is None
     assert machine.launched == []
-    assert call(inputs(), OPTIONS, 1, 41) is not None
+    with torch.no_grad():
+        assert call(tuple(given), OPTIONS, 1, 40) is not None
+
+
+def test_one_tensor_given_twice(machine: Machine) -> None:
+    """PyTorch's check refuses it; it is no other call than with two."""
+    call, one = machine.call_like((torch.zeros(3, 4), torch.zeros(3, 4), None, None, None)), torch.zeros(3, 4)
+    assert call((one, one, None, None, None), OPTIONS, 1, 40) is None
+    with torch.no_grad():
+        assert call((one, one, None, None, None), OPTIONS, 1, 40) is not None
+    assert machine.launched[-1][:2] == (address(one), address(one))
+
+
+@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
+def test_another_state_of_the_thread_is_another_call(machine: Machine, autocast: torch.dtype) -> None:
+    call = machine.call_like(inputs())
+    with torch.no_grad(), torch.autocast("cpu", autocast):
+        assert call(inputs(), OPTIONS, 1, 40) is None
+        within = machine.call_like(inputs())
+        assert within(inputs(), OPTIONS, 1, 40) is not None
+    with torch.no_grad():
+        assert within(inputs(), OPTIONS, 1, 40) is None
+        results = torch.func.vmap(lambda query: call((query, *inputs()[1:]), OPTIONS, 1, 40) or query)(
+            torch.zeros(2, 3, 4)
+        )
+    assert results.shape == (2, 3, 4)
+    assert len(machine.launched) == 1
 
 
 UNLIKE_LENGTHS: dict[str, Callable[[], Any]] = {
@@ -99,12 +146,14 @@ UNLIKE_LENGTHS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("unlike", UNLIKE_LENGTHS)
-def test_lengths_of_another_kind_are_left_to_python(machine: Machine, unlike: str) -> None:
+def test_lengths_of_another_kind_are_left_to_python(machine: Machine, unlike: str, recorded: bool) -> None:
     call, given = machine.call_like(inputs(lengths=True)), inputs(lengths=True)
-    assert call((*given[:4], UNLIKE_LENGTHS[unlike]()), OPTIONS, 1, 40) is None
-    assert machine.launched == []
-    assert call(given, OPTIONS, 1, 40) is not None
+    with torch.set_grad_enabled(recorded):
+        assert call((*given[:4], UNLIKE_LENGTHS[unlike]()), OPTIONS, 1, 40) is None
+        assert machine.launched == []
+        assert call(given, OPTIONS, 1, 40) is not None
     assert machine.launched[-1][5] == address(given[4])
 
 
@@ -113,10 +162,6 @@ def test_lengths_that_cannot_be_read_go_the_longer_way(machine: Machine) -> None
     torch._C._set_throw_on_mutable_data_ptr(given[4])  # type: ignore[attr-defined]
     assert call(given, OPTIONS, 1, 40) is None
     assert machine.launched == []
-
-
-class Subclass(torch.Tensor):
-    pass
 
 
 class AskedOfC:

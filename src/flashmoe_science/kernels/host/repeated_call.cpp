@@ -44,7 +44,7 @@ namespace {
 constexpr int METH_FASTCALL = 0x80;
 constexpr int EQUAL = 2;  // Py_EQ
 constexpr int MOST_TENSORS = 16;
-constexpr int MOST_DIM = 2;
+constexpr int MOST_DIM = 4;
 constexpr int OPTIONS = 7;
 constexpr int64_t ANY = -1;
 constexpr uint64_t UNREADABLE = ~0ull;  // in an address's place
@@ -59,20 +59,24 @@ struct TensorFunctions {
     int (*dtype)(void** tensor, int32_t* code);
     int (*device_type)(void** tensor, int32_t* code);
     int (*device_index)(void** tensor, int32_t* index);
+    bool (*records_gradients)();                 // this thread
 };
 
-// What tensors of integers are like: they have no gradient and no conjugate, so nothing else needs to be asked.
-struct Integers {
-    int64_t dim;                                 // at most MOST_DIM; ANY: it is no such tensor
+// What a tensor is like, as far as C says: of integers always enough, of others where no gradient is recorded. A negative bit, which
+// C does not see, comes from the imaginary part of a conjugate, every second element of which no kernel takes.
+struct Plain {
+    int64_t dim;                                 // at most MOST_DIM; ANY: C is not asked
     int64_t sizes[MOST_DIM], strides[MOST_DIM];
     int32_t dtype, device_type, device_index;
+    int32_t is_integer;
 };
 
 // This and `KnownCalls` are filled by flashmoe_science/cuda/steady.py, field by field. Whoever owns them keeps the objects alive.
 struct RepeatedCall {
     PyObject* owner;                             // is held during a call, which may make its thread know others
     PyObject* options[OPTIONS];
-    PyObject* matches;                           // of the tensors of which `integers` says nothing
+    PyObject* matches;                           // PyTorch's check, of those that are given and no integers
+    PyObject* matches_first;                     // the same of the first alone, which also sees what the thread is set to
     PyObject *allocate, *layout, *lse_layout;    // lse_layout: null where no log-sum-exp is asked for
     PyObject *stream_of, *device;                // the device's current stream, where `current_stream` is null
     PyObject* current_device;                    // null where there is one device
@@ -94,7 +98,7 @@ struct RepeatedCall {
     int64_t unaligned[MOST_TENSORS];             // bits that its address may not have
     int64_t output;                              // of the inputs given, which one the result goes to; -1: it is allocated
     int64_t output_word, lse_word;
-    Integers integers[MOST_TENSORS];             // for each given input
+    Plain plain[MOST_TENSORS];                   // for each given input
 };
 
 // Of a thread.
@@ -170,7 +174,7 @@ bool may_be_nested(const KnownCalls& known, PyObject* tensor, void** asked) {
     return !answer.object || answer.object == &_Py_TrueStruct;
 }
 
-bool are_like(const TensorFunctions& of, const Integers& like, void** tensor) {
+bool is_like(const TensorFunctions& of, const Plain& like, void** tensor) {
     int64_t dim, *sizes, *strides;
     int32_t dtype, type, index;
     if (of.dim(tensor, &dim) || of.sizes(tensor, &sizes) || of.strides(tensor, &strides)) return false;
@@ -262,23 +266,28 @@ struct Tensors {
     void** in_c[MOST_TENSORS];       // see `in_c`
 };
 
-bool have_like_integers(const KnownCalls& known, const RepeatedCall& call, const Tensors& tensors) {
+// Whether C says all that needs to be known of a given tensor. The first is PyTorch's check's in any case.
+bool is_for_c(const RepeatedCall& call, int64_t i, bool recorded) {
+    return call.plain[i].dim != ANY && (call.plain[i].is_integer || (i > 0 && !recorded));
+}
+
+bool match_in_c(const KnownCalls& known, const RepeatedCall& call, const Tensors& tensors, bool recorded) {
     for (int64_t i = 0; i < call.given; ++i) {
-        if (call.integers[i].dim == ANY) continue;
-        if (!tensors.in_c[i] || !are_like(known.of_tensor, call.integers[i], tensors.in_c[i])) return false;
+        if (!is_for_c(call, i, recorded)) continue;
+        if (!tensors.in_c[i] || !is_like(known.of_tensor, call.plain[i], tensors.in_c[i])) return false;
     }
     return true;
 }
 
-// Of all others PyTorch's check is asked, which would end the process for a nested tensor.
-bool match(const KnownCalls& known, const RepeatedCall& call, const Tensors& tensors) {
-    const Held asked(PyTuple_New(call.given_to_matches));
+// PyTorch's check would end the process for a nested tensor.
+bool match(const KnownCalls& known, const RepeatedCall& call, const Tensors& tensors, bool recorded) {
+    const Held asked(PyTuple_New(recorded ? call.given_to_matches : 1));
     for (int64_t i = 0, next = 0; asked.object && i < call.given; ++i) {
-        if (call.integers[i].dim != ANY) continue;
+        if (is_for_c(call, i, recorded)) continue;
         if (may_be_nested(known, tensors.object[i], tensors.in_c[i])) return false;
         PyTuple_SetItem(asked.object, next++, with_reference(tensors.object[i]));
     }
-    return asked.object && is_true(PyObject_Call(call.matches, asked.object, nullptr));
+    return asked.object && is_true(PyObject_Call(recorded ? call.matches : call.matches_first, asked.object, nullptr));
 }
 
 bool is_like(const KnownCalls& known, const RepeatedCall& call, PyObject* const* inputs, Tensors& tensors) {
@@ -286,7 +295,8 @@ bool is_like(const KnownCalls& known, const RepeatedCall& call, PyObject* const*
         tensors.object[i] = inputs[call.index_given[i]];
         tensors.in_c[i] = in_c(known, tensors.object[i]);
     }
-    if (!have_like_integers(known, call, tensors) || !match(known, call, tensors)) {
+    const bool recorded = !call.matches_first || known.of_tensor.records_gradients();
+    if (!match_in_c(known, call, tensors, recorded) || !match(known, call, tensors, recorded)) {
         PyErr_Clear();
         return false;
     }
@@ -302,7 +312,7 @@ PyObject* make(const KnownCalls& known, const RepeatedCall& call, const Tensors&
     for (int64_t i = 0; i < call.given; ++i) {
         address[i] = address_of(known, tensors.object[i], tensors.in_c[i]);
         if (address[i] == UNREADABLE || (address[i] & (uint64_t)call.unaligned[i])) return not_like();
-        if (address[i] == 0 && call.integers[i].dim != ANY) return not_like();  // zeros without memory look like others
+        if (address[i] == 0 && call.plain[i].dim != ANY) return not_like();  // zeros without memory look like others
     }
     Held output(call.output < 0 ? PyObject_Call(call.allocate, call.layout, nullptr) : with_reference(tensors.object[call.output]));
     if (!output.object) return nullptr;
