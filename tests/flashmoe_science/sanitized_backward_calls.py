@@ -9,19 +9,17 @@ does nothing does not pass. Prints "passed" when all calls were right; a wrong o
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from attention_backward import Backward, assert_gradients, backward_case
+from sanitized_kernels import compile_for_racecheck
 
 from flashmoe_science.configs.attention import backward as portable_configs
 from flashmoe_science.configs.attention.backward_hopper import HopperBackward
@@ -34,8 +32,6 @@ from flashmoe_science.cuda.attention.problem import strides_of
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import device_of
 from flashmoe_science.gradients import Gradients, Needs
-from flashmoe_science.jit import nvrtc
-from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.varlen import sink_gradients
 
 # (seqlen_q, seqlen_k), head_dim, causal, a gradient of the log-sum-exp: partial tiles, several blocks of either, rows
@@ -152,21 +148,8 @@ def assert_sinks_right(shape: tuple[int, int, int, int], dtype: torch.dtype) -> 
         torch.testing.assert_close(mine.double().cpu(), right, rtol=1e-5, atol=1e-3)
 
 
-def for_racecheck(make: Callable[..., CudaKernel]) -> Callable[..., CudaKernel]:
-    """Kernels as racecheck understands them: see `kernels/cuda/racecheck.cuh`."""
-
-    def kernel(*arguments: Any) -> CudaKernel:
-        usual = make(*arguments)
-        return replace(usual, macros={**usual.macros, "RACECHECK": 1})
-
-    return kernel
-
-
 def main() -> None:
-    if os.environ.get("SANITIZER") == "racecheck":
-        nvrtc._refuse_defects = lambda *arguments: None  # the slower way may spill
-        wgmma.kernel = for_racecheck(wgmma.kernel)
-        portable._kernel = for_racecheck(portable._kernel)
+    compile_for_racecheck((wgmma, "kernel"), (portable, "_kernel"))
     torch.zeros((), device="cuda")
     kinds = [GradientKind(name) for name in sys.argv[1:]] or list(GradientKind)
     launches: Counter[str] = Counter()

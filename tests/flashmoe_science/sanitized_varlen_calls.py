@@ -3,8 +3,8 @@ a call, on small shapes.
 
 Usage: python sanitized_varlen_calls.py [KERNEL...]     (of `cuda.varlen.VarlenKernel`; all if none is named)
 
-Each result is compared with float64 on the CPU, so that a kernel that does nothing does not pass. Prints "passed" when
-all calls were right; a wrong one raises.
+SANITIZER in the environment names the tool. Each result is compared with float64 on the CPU, so that a kernel that does
+nothing does not pass. Prints "passed" when all calls were right; a wrong one raises.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from sanitized_kernels import compile_for_racecheck
 from tree_cases import random_tree, tree_mask
 from varlen_cases import Call, Shape, bounds, packed, paged, quantized, to
 from varlen_quantized import assert_as_exact_as_ideal
@@ -24,6 +25,7 @@ from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science import attention_varlen
 from flashmoe_science.cuda.device import device_of
+from flashmoe_science.cuda.varlen import decode_hopper
 from flashmoe_science.cuda.varlen.select import MODULES, VarlenKernel, bucket
 from flashmoe_science.varlen.arguments import Inputs, Options, check
 from flashmoe_science.varlen.problem import Sizes, Tensors
@@ -89,6 +91,9 @@ def attend_to_fp8() -> int:
 
 
 def main() -> None:
+    compile_for_racecheck(
+        (decode_hopper, "kernel")
+    )  # and that of prompts beside decode steps, which has part of it
     torch.zeros((), device="cuda")
     kinds = [VarlenKernel(name) for name in sys.argv[1:]] or list(VarlenKernel)
     launches = {

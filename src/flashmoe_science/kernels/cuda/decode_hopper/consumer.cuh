@@ -12,6 +12,7 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/shared_floats.cuh"
+#include "racecheck.cuh"
 
 namespace {
 
@@ -45,17 +46,26 @@ __device__ __forceinline__ bool same_set(const Segment& a, const Segment& b) {
     return a.sequence == b.sequence && a.head == b.head && a.first_row == b.first_row;
 }
 
+// Whether a segment from one key of a tile to another has all of it.
+__device__ __forceinline__ bool is_whole(int from, int to) { return from <= 0 && to >= kTileKeys; }
+
+// With RACECHECK the other warpgroup meets this one: see racecheck.cuh.
+__device__ __forceinline__ void wait_for_warpgroup(int warpgroup) {
+    if (RACECHECK) ptx::barrier_sync(kOfConsumers, kConsumerThreads);
+    else ptx::barrier_sync(kOfWarpgroup + warpgroup, kWarpgroup);
+}
+
 // By a warpgroup: values of a tile that are none of the segment's become zeros, as zero times NaN is NaN.
 __device__ __forceinline__ void clear_others(const Segment& segment, int first, uint32 values, int warpgroup) {
     const int from = segment.first_key - first, to = segment.last_key - first;
-    if (from <= 0 && to >= kTileKeys) return;
+    if (is_whole(from, to)) return;
     constexpr int kRowChunks = VALUE_DIM / 8;
     for (int i = threadIdx.x % kWarpgroup; i < kTileKeys * kRowChunks; i += kWarpgroup) {
         const int row = i / kRowChunks;
         if (row < from || row >= to) store_shared(panel::chunk_address<kTileKeys>(values, row, i % kRowChunks), Chunk{0, 0, 0, 0});
     }
     ptx::fence_async_shared();
-    ptx::barrier_sync(kOfWarpgroup + warpgroup, kWarpgroup);
+    wait_for_warpgroup(warpgroup);
 }
 
 // Keys of a tile that a lane's rows do not see.
@@ -119,7 +129,12 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
         const int first_turn = turn;
         const int end = segment.tile + tiles_of_segment(segment);
         for (int tile = segment.tile; tile < end; ++tile, ring.advance(), turn ^= 1) {
-            if (turn != warpgroup) continue;
+            if (turn != warpgroup) {
+                const int first = kTileKeys * tile;
+                if (RACECHECK && PAGES < 2 && !is_whole(segment.first_key - first, segment.last_key - first))
+                    wait_for_warpgroup(warpgroup);
+                continue;
+            }
             const int first = kTileKeys * tile;
             float scores[kTileKeys / 2], correction[2];
             uint32 probabilities[kTileKeys / 4];
