@@ -22,16 +22,16 @@ from flashmoe_science.cuda.driver import library
 from flashmoe_science.cuda.launch import Launcher
 from flashmoe_science.cuda.repeat import Layout, current_device, raw_stream
 from flashmoe_science.cuda.tickets import TicketPool
-from flashmoe_science.errors import BuildError, DeviceError
-from flashmoe_science.jit import host
-from flashmoe_science.jit.host import InstructionSet
-from flashmoe_science.torch_c import (
+from flashmoe_science.cuda.torch_c import (
     Plain,
     TensorFunctions,
     current_stream,
     plain_like,
     tensor_functions,
 )
+from flashmoe_science.errors import BuildError, DeviceError
+from flashmoe_science.jit import host
+from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.torch_private import dispatch_modes
 
 OVERRIDE_VARIABLE = "FLASHMOE_REPEATED_CALLS"

@@ -17,8 +17,8 @@ from steady_machine import NAMES, OPTIONS, STREAM, WORDS, Machine, address, atte
 from flashmoe_science.cuda import steady
 from flashmoe_science.cuda.repeat import Layout
 from flashmoe_science.cuda.steady import Kind, Target, repeated_call
+from flashmoe_science.cuda.torch_c import TensorFunctions, tensor_functions
 from flashmoe_science.errors import InputError
-from flashmoe_science.torch_c import TensorFunctions, tensor_functions
 
 pytestmark = NEEDS_COMPILER
 __all__ = ["machine"]

@@ -2,7 +2,7 @@
 // results allocated, addresses written into the kernel's argument, launched. In Python the same takes more than twice the time.
 //
 // Python's headers are not needed: what is declared here is of its stable ABI, or a function of every version since 3.9. PyTorch's
-// neither: tensors are asked by their attributes, or by PyTorch's functions of C (torch_c.py). The symbols are weak, so that the library
+// neither: tensors are asked by their attributes, or by PyTorch's functions of C (cuda/torch_c.py). The symbols are weak, so that the library
 // also loads outside Python.
 #include <stdint.h>
 
@@ -49,7 +49,7 @@ constexpr int OPTIONS = 7;
 constexpr int64_t ANY = -1;
 constexpr uint64_t UNREADABLE = ~0ull;  // in an address's place
 
-// PyTorch's functions of C, of an object of its type of tensors and of no subclass: each gives 0, or a status. See torch_c.py.
+// PyTorch's functions of C, of an object of its type of tensors and of no subclass: each gives 0, or a status. See cuda/torch_c.py.
 struct TensorFunctions {
     int64_t word;                                // of the object: its address is what C calls a tensor
     int (*data_ptr)(void** tensor, void** address);  // null: there are none of these functions

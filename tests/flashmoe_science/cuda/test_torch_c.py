@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flashmoe_science import torch_c
+from flashmoe_science.cuda import torch_c
 
 FUNCTION = torch_c._function
 NAMES = [f"aoti_torch_get_{name}" for name in (*torch_c._POINTERS, *torch_c._NUMBERS)]
