@@ -174,6 +174,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=16, help="generated for each request")
     options = parser.parse_args()
+    if options.requests < 1 or options.tokens < 1:
+        parser.error("--requests and --tokens are at least 1")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("PyTorch finds no CUDA device; leave --device out to serve on the CPU")
     for name, function in (("paged-ours", paged_ours), ("paged-pytorch", paged_pytorch)):
         AttentionInterface.register(name, function)
         # Sequences are told apart by their lengths; a mask is never made.

@@ -453,5 +453,6 @@ def _refuse_others(function: str, others: dict[str, Any]) -> None:
         neutral = argument is None or (isinstance(argument, (int, float)) and argument == _NEUTRAL.get(name))
         if name not in _HINTS and not neutral:
             raise InputError(
-                f"{function} here does not compute {name}; leave it out, or call FlashAttention's own"
+                f"{function} here does not compute {name}; check its spelling, leave it out, or call "
+                "FlashAttention's own"
             )

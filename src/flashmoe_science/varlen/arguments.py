@@ -301,9 +301,10 @@ def _check_query_key_value(query: torch.Tensor, key: torch.Tensor, value: torch.
                     "and queries in bfloat16 or float16"
                 )
         elif tensor.dtype not in DTYPES:
-            raise InputError(
-                f"{name} has dtype {tensor.dtype}; expected float32, bfloat16 or float16: use .to()"
+            expected = "float32, bfloat16 or float16" + (
+                ", or float8_e4m3fn of a cache" if name != "query" else ""
             )
+            raise InputError(f"{name} has dtype {tensor.dtype}; expected {expected}: use .to()")
         elif tensor.dtype != query.dtype:
             raise InputError(
                 f"{name} is {tensor.dtype} but query is {query.dtype}; expected one dtype: convert with .to()"

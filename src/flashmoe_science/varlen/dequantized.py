@@ -17,8 +17,8 @@ def prepare(problem: Problem, dtype: torch.dtype, prepare_wide: Callable[[Proble
     """What makes calls of a quantised problem by a kernel for ``dtype``.
 
     Keys and values are widened and scaled in ``dtype``: exact in float32, rounded once in 16 bits. On the CPU the pages
-    that hold keys are copied, each once. Elsewhere nobody reads lengths: pages are copied for each sequence, and the
-    copy is as large as the block table's pages are.
+    that hold keys are copied, each once. Elsewhere nobody reads lengths: of each sequence as many pages are copied as
+    `max_seqlen_k` keys take.
 
     Args:
         prepare_wide: see `problem.Backend.prepare`, on the device that the tensors will be on.
@@ -29,8 +29,11 @@ def prepare(problem: Problem, dtype: torch.dtype, prepare_wide: Callable[[Proble
     def run(tensors: Tensors, sizes: Sizes) -> None:
         pages, table = None, tensors.block_table
         if table is not None:
+            reads_lengths = table.is_cpu and tensors.seqused_k is not None
+            if not reads_lengths:
+                table = table[:, : -(-sizes.max_seqlen_k // page)]
             there = (table >= 0) & (table < tensors.key.shape[0])
-            if table.is_cpu and tensors.seqused_k is not None:
+            if reads_lengths:
                 first_key = torch.arange(table.shape[1], dtype=torch.int64, device=table.device) * page
                 there &= first_key < tensors.seqused_k[:, None]
                 pages, numbers = torch.unique(table[there].long(), return_inverse=True)
@@ -84,7 +87,5 @@ def _widened(
     if pages is not None and cache.shape[0]:
         cache = cache.view(torch.uint8)[pages].view(cache.dtype)
         scale = scale[pages] if scale is not None and scale.dim() > 1 else scale
-    rows = cache.float()
-    if scale is not None:
-        rows *= scale[..., None]
-    return rows.to(dtype).contiguous()
+    rows = cache.to(dtype, memory_format=torch.contiguous_format)  # exact
+    return rows if scale is None else rows.mul_(scale[..., None])  # in float32

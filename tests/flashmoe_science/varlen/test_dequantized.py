@@ -11,6 +11,8 @@ from varlen_quantized import assert_as_exact_as_ideal
 
 from flashmoe_science import InputError, attention_varlen
 from flashmoe_science.varlen import dequantized
+from flashmoe_science.varlen.arguments import Inputs, Options, check
+from flashmoe_science.varlen.problem import Problem, Run, Sizes, Tensors
 
 BF16, FP16, FP8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 SHAPE = Shape((1, 5, 1, 0), (70, 40, 1, 3), dtype=BF16)
@@ -84,6 +86,32 @@ def test_only_pages_that_hold_keys_are_widened_and_each_once(monkeypatch: pytest
     out, lse = attend(small)
     assert sizes == [8, 8]  # 5 pages, 3 of which two are shared, 1 and 1
     assert_as_exact_as_ideal(out, lse, call, wide, **bounds(SHAPE))
+
+
+def test_where_lengths_are_not_read_as_many_pages_are_widened_as_the_bound_takes() -> None:
+    """A table as wide as the longest context that a server allows."""
+    small, _ = quantized(paged(SHAPE, 16, spare_columns=200), "each key")
+    call = {name: tensor.to("meta") for name, tensor in small.items()}
+    inputs = Inputs(**{name: call.get(name) for name in Inputs._fields})  # type: ignore[arg-type]
+    options = Options(True, (-1, -1), 0.0, None, None, False, 0)
+    given: list[Tensors] = []
+
+    def prepare_wide(problem: Problem) -> Run:
+        return lambda tensors, sizes: given.append(tensors)
+
+    tensors = Tensors(
+        *inputs[:3],
+        inputs.query.new_empty(7, 4, 32),
+        None,
+        *(getattr(inputs, name) for name in Tensors._fields[5:]),
+    )
+    run = dequantized.prepare(check(inputs, options), BF16, prepare_wide)
+    run(tensors, Sizes(4, 5, 70))
+    (wide,) = given
+    assert wide.block_table is not None
+    assert wide.block_table.shape == (4, 5)
+    assert wide.key.shape == (20, 16, 2, 32)
+    assert (wide.key.dtype, wide.key.is_contiguous()) == (BF16, True)
 
 
 def test_a_batch_without_keys() -> None:
