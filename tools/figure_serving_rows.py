@@ -27,8 +27,9 @@ RACED = "h200-serving-again"
 NEWER = "h200-serving-fp8"
 """Without windows and prompts, beside FlashAttention-3."""
 ALONE = "h200-serving-split"
-AGAIN = "h200-serving-split-again"
 """Calls of our own beside each other."""
+AGAIN = "h200-serving-split-again"
+"""Some of these with later kernels."""
 
 SERVING: tuple[Row, ...] = (
     Row(
@@ -152,7 +153,8 @@ SERVING: tuple[Row, ...] = (
         ),
     ),
     Row(
-        "host time of a layer's call, eager: made in Python, and by the function of C",
+        "host time of a layer's call, eager, made in Python and by the function of C: the middle of three processes, "
+        "each one's least round",
         "h200-serving-host",
         (Bound("Python", 6, unit("µs")), Bound("C", 6, unit("µs"))),
         fields(host_us("attention_varlen", "python"), host_us("attention_varlen", "native")),

@@ -25,7 +25,7 @@ from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science import attention_varlen
 from flashmoe_science.cuda.device import device_of
-from flashmoe_science.cuda.varlen import decode_hopper
+from flashmoe_science.cuda.varlen import mixed_hopper
 from flashmoe_science.cuda.varlen.select import MODULES, VarlenKernel, bucket
 from flashmoe_science.varlen.arguments import Inputs, Options, check
 from flashmoe_science.varlen.problem import Sizes, Tensors
@@ -91,9 +91,7 @@ def attend_to_fp8() -> int:
 
 
 def main() -> None:
-    compile_for_racecheck(
-        (decode_hopper, "kernel")
-    )  # and that of prompts beside decode steps, which has part of it
+    compile_for_racecheck((mixed_hopper, "kernel"))
     torch.zeros((), device="cuda")
     kinds = [VarlenKernel(name) for name in sys.argv[1:]] or list(VarlenKernel)
     launches = {

@@ -12,21 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import GetSetDescriptorType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from flashmoe_science.alike import dense_matcher, never
+from flashmoe_science.alike import Matches, dense_matcher, never
 from flashmoe_science.cuda.choice import asked_for
 from flashmoe_science.cuda.driver import library
 from flashmoe_science.cuda.launch import Launcher
 from flashmoe_science.cuda.repeat import Layout, current_device, raw_stream
 from flashmoe_science.cuda.tickets import TicketPool
 from flashmoe_science.cuda.torch_c import (
-    Plain,
+    Likeness,
     TensorFunctions,
     current_stream,
-    plain_like,
+    likeness_of,
     tensor_functions,
 )
 from flashmoe_science.errors import BuildError, DeviceError
@@ -79,7 +79,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("given", "given_to_matches", "given_bits", "tokens")),
         *((name, ctypes.c_int64 * _MOST_TENSORS) for name in ("index_given", "word", "unaligned")),
         *((name, ctypes.c_int64) for name in ("output", "output_word", "lse_word")),
-        ("plain", Plain * _MOST_TENSORS),
+        ("likeness", Likeness * _MOST_TENSORS),
     )
 
 
@@ -145,25 +145,47 @@ class RepeatedCall:
     """Kept, as the fields point into it."""
 
 
+class _Like(NamedTuple):
+    """How tensors are compared with those of an earlier call."""
+
+    each: list[Likeness | None]
+    """None for one of which C is not asked."""
+    matches: Matches
+    """Of those that may require a gradient, or of which C is not asked."""
+    given_to_matches: int
+    matches_first: Matches | None
+    """Of the first alone, where C is asked of all: what the thread is set to shows in any of them."""
+
+
+def _like(tensors: Sequence[torch.Tensor]) -> _Like | None:
+    functions = tensor_functions()
+    each = [None if functions is None else likeness_of(functions, tensor) for tensor in tensors]
+    guarded = [
+        tensor
+        for tensor, likeness in zip(tensors, each, strict=True)
+        if likeness is None or not likeness.is_integer
+    ]
+    matches = dense_matcher(*guarded, under_no_grad=True)
+    if matches is never:
+        return None
+    alone = None not in each and guarded[0] is tensors[0]
+    return _Like(
+        each, matches, len(guarded), dense_matcher(tensors[0], under_no_grad=True) if alone else None
+    )
+
+
 def repeated_call(kind: Kind, target: Target) -> RepeatedCall | None:
     """None where there is no function that could make it."""
     if _method() is None or len(kind.inputs) > _MOST_TENSORS:
         return None
-    functions = tensor_functions()
-    plain = [None if functions is None else plain_like(functions, tensor) for tensor in kind.tensors]
-    others = [
-        tensor
-        for tensor, like in zip(kind.tensors, plain, strict=True)
-        if like is None or not like.is_integer
-    ]
-    matches = dense_matcher(*others, under_no_grad=True)
-    if matches is never:
+    like = _like(kind.tensors)
+    if like is None:
         return None
     launcher, index = target.launcher, {name: position for position, name in enumerate(kind.inputs)}
     several = torch.cuda.is_available() and torch.cuda.device_count() > 1
     fields = _Call(
         options=kind.options,
-        matches=matches,
+        matches=like.matches,
         allocate=kind.allocate,
         layout=tuple(kind.output),
         stream_of=raw_stream,
@@ -181,21 +203,21 @@ def repeated_call(kind: Kind, target: Target) -> RepeatedCall | None:
         function=launcher.function.value,
         arguments=ctypes.addressof(launcher.arguments),
         given=len(kind.given),
-        given_to_matches=len(others),
+        given_to_matches=like.given_to_matches,
         given_bits=sum(1 << index[name] for name in kind.given),
         tokens=kind.output.sizes[0],
         output=kind.given.index("out") if "out" in kind.given else -1,
         output_word=target.words["output"],
         lse_word=target.words["lse"],
     )
-    if None not in plain:
-        fields.matches_first = dense_matcher(kind.tensors[0], under_no_grad=True)
+    if like.matches_first is not None:
+        fields.matches_first = like.matches_first
     if kind.lse is not None:
         fields.lse_layout = tuple(kind.lse)
     if several:
         fields.current_device = current_device
-    for position, (name, like) in enumerate(zip(kind.given, plain, strict=True)):
-        fields.plain[position] = Plain(dim=_ANY) if like is None else like
+    for position, (name, likeness) in enumerate(zip(kind.given, like.each, strict=True)):
+        fields.likeness[position] = likeness or Likeness(dim=_ANY)
         fields.index_given[position] = index[name]
         fields.word[position] = target.words[name]
         fields.unaligned[position] = target.alignments.get(name, 1) - 1

@@ -1,13 +1,14 @@
 """PyTorch's functions of C for compiled models, by their addresses, and where a tensor object points to its tensor.
 
-They take a tenth of the time of the same by way of Python, and give a status where that throws. They are looked for
-when first needed, tried on tensors, and without them calls are right and slower.
+They take less time than the same by way of Python, and give a status where that throws (PyTorch 2.11 prints why, too).
+They are looked for when first needed, tried on tensors, and without them calls are right and slower.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +24,36 @@ _NUMBERS = {
 _POINTERS = ("data_ptr", "strides", "sizes")
 _CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _WORD = ctypes.sizeof(ctypes.c_void_p)
+_MOST_WORDS = 23
+"""Of PyTorch's tensor, among which its dispatch keys are looked for: in 2.11 they are the last of 23, in 2.13 of 22."""
 
 
 class TensorFunctions(ctypes.Structure):
     """How an object of the type `torch.Tensor`, of no subclass, is asked in C: of `kernels/host/repeated_call.cpp`.
 
-    Each function takes a tensor and where its answer goes, and gives a status: 0 if there is an answer.
+    Each function but the last takes a tensor and where its answer goes, and gives a status: 0 if there is an answer.
     """
 
     _fields_ = (
         ("word", ctypes.c_int64),
+        ("keys_word", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in (*_POINTERS, *_NUMBERS)),
         ("records_gradients", ctypes.c_void_p),
     )
     word: int
     """Which word of 8 bytes of the object has the address of PyTorch's tensor. Where that word lies is what C calls a
     tensor."""
+    keys_word: int
+    """Which word of PyTorch's tensor has its dispatch keys."""
 
 
-class Plain(ctypes.Structure):
-    """What a tensor is like, as far as these say: of the same source."""
+class Likeness(ctypes.Structure):
+    """All that a tensor is like but whether it requires a gradient: of the same source."""
 
     _fields_ = (
         ("dim", ctypes.c_int64),
         *((name, ctypes.c_int64 * MOST_DIM) for name in ("sizes", "strides")),
+        ("keys", ctypes.c_uint64),
         *((name, ctypes.c_int32) for name in ("dtype", "device_type", "device_index", "is_integer")),
     )
 
@@ -57,31 +64,34 @@ def tensor_functions() -> TensorFunctions | None:
     names = {name: f"aoti_torch_get_{name}" for name in (*_POINTERS, *_NUMBERS)}
     names["records_gradients"] = "aoti_torch_grad_mode_is_enabled"
     addresses = {name: _function("torch_cpu", of_c) for name, of_c in names.items()}
-    if None in addresses.values():
+    tensors = _tensors_to_try()
+    # Where a mode is on, others are made.
+    if None in addresses.values() or any(type(tensor) is not torch.Tensor for tensor in tensors):
         return None
+    word = _same_of_all(_word_of_tensor, tensors)
+    keys_word = None if word is None else _same_of_all(_word_of_keys, tensors)
+    if word is None or keys_word is None:
+        return None
+    functions = TensorFunctions(word=word, keys_word=keys_word, **addresses)
+    are_right = _says_what_is_recorded(functions) and all(
+        _are_right_for(functions, tensor) for tensor in tensors
+    )
+    return functions if are_right and _tell_apart(functions, tensors) else None
+
+
+def _tensors_to_try() -> tuple[torch.Tensor, ...]:
+    """Of several dtypes, dispatch keys and devices. The first four are on the CPU, and the last one's memory is
+    nowhere.
+    """
     with torch.inference_mode(False), torch.enable_grad():
         base = torch.empty(3, 4, dtype=torch.float32, device="cpu")
-        tensors = base, base[1:].t(), base.int(), base.new_empty(5).requires_grad_()
-        elsewhere = torch.empty(3, 4, dtype=torch.int32, device="meta")
-    if any(type(tensor) is not torch.Tensor for tensor in (*tensors, elsewhere)):
-        return None  # a mode makes others
-    words = {_word_of_tensor(tensor) for tensor in (*tensors, elsewhere)}
-    if len(words) != 1 or None in words:
-        return None
-    functions = TensorFunctions(word=words.pop(), **addresses)
-    if not (
-        _says_what_is_recorded(functions) and all(_are_right_for(functions, tensor) for tensor in tensors)
-    ):
-        return None
-    codes = [
-        tuple(_answer(functions, name, tensor) for name in ("dtype", "device_type", "device_index"))
-        for tensor in (*tensors, elsewhere)
-    ]
-    # The second and fourth are as the first; the third has another type, the last another device beside.
-    (dtype, device, index), *others = codes
-    expected = [(dtype, device, index), (codes[2][0], device, index), (dtype, device, index)]
-    differ = codes[2][0] != dtype and codes[4][0] == codes[2][0] and codes[4][1] != device
-    return functions if others[:3] == expected and differ and index == -1 else None
+        return (
+            base,
+            torch.empty(4, 3, dtype=torch.int32, device="cpu")[1:].t(),
+            torch.empty(5, dtype=torch.float32, device="cpu", requires_grad=True),
+            torch.empty(3, dtype=torch.complex64, device="cpu").conj(),
+            torch.empty(3, 4, dtype=torch.int32, device="meta"),
+        )
 
 
 @functools.cache
@@ -91,15 +101,21 @@ def current_stream() -> int | None:
     return _function("torch_cuda", "aoti_torch_get_current_cuda_stream")
 
 
-def plain_like(functions: TensorFunctions, tensor: torch.Tensor) -> Plain | None:
-    """What a tensor is like; None for one of a subclass, or of more than `MOST_DIM` dimensions."""
+def likeness_of(functions: TensorFunctions, tensor: torch.Tensor) -> Likeness | None:
+    """None for a tensor of a subclass, or of more than `MOST_DIM` dimensions."""
     if type(tensor) is not torch.Tensor or tensor.dim() > MOST_DIM:
         return None
     numbers = {name: _answer(functions, name, tensor) for name in _NUMBERS}
     if None in numbers.values():
         return None
     is_integer = not (tensor.is_floating_point() or tensor.is_complex())
-    return Plain(sizes=tensor.shape, strides=tensor.stride(), is_integer=is_integer, **numbers)
+    return Likeness(
+        sizes=tensor.shape,
+        strides=tensor.stride(),
+        keys=_word(tensor, functions.keys_word),
+        is_integer=is_integer,
+        **numbers,
+    )
 
 
 def _function(library: str, name: str) -> int | None:
@@ -110,12 +126,30 @@ def _function(library: str, name: str) -> int | None:
         return None
 
 
+def _same_of_all(
+    word_of: Callable[[torch.Tensor], int | None], tensors: tuple[torch.Tensor, ...]
+) -> int | None:
+    words = {word_of(tensor) for tensor in tensors}
+    return words.pop() if len(words) == 1 else None
+
+
 def _word_of_tensor(tensor: torch.Tensor) -> int | None:
     """Which word of an object is its tensor's address; None if not just one is."""
     size = type(tensor).__basicsize__ // _WORD
-    address = getattr(tensor, "_cdata", None)
-    words = list((ctypes.c_size_t * size).from_address(id(tensor)))
+    address, words = getattr(tensor, "_cdata", None), list((ctypes.c_size_t * size).from_address(id(tensor)))
     return words.index(address) if words.count(address) == 1 else None
+
+
+def _word_of_keys(tensor: torch.Tensor) -> int | None:
+    """Which word of PyTorch's tensor is its dispatch keys: the first that is. Nothing behind it is read."""
+    keys_of = getattr(torch._C, "_dispatch_keys", None)
+    keys = None if keys_of is None else getattr(keys_of(tensor), "raw_repr", lambda: None)()
+    return next((word for word in range(_MOST_WORDS) if _word(tensor, word) == keys), None)
+
+
+def _word(tensor: torch.Tensor, word: int) -> int:
+    """Of PyTorch's tensor."""
+    return ctypes.c_uint64.from_address(tensor._cdata + _WORD * word).value
 
 
 def _ask(functions: TensorFunctions, name: str, tensor: torch.Tensor, answer: Any) -> bool:
@@ -145,7 +179,23 @@ def _are_right_for(functions: TensorFunctions, tensor: torch.Tensor) -> bool:
     dim = _answer(functions, "dim", tensor)
     return (
         dim == tensor.dim()
-        and address.value == tensor.data_ptr()
+        and (address.value or 0) == tensor.data_ptr()
         and tuple(sizes[:dim]) == tensor.shape
         and tuple(strides[:dim]) == tensor.stride()
+    )
+
+
+def _tell_apart(functions: TensorFunctions, tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Whether codes of dtypes and devices are the same for those of `_tensors_to_try` that have the same, and only for
+    those."""
+    floats, integers, more_floats, _, elsewhere = (
+        [_answer(functions, name, tensor) for name in ("dtype", "device_type", "device_index")]
+        for tensor in tensors
+    )
+    return (
+        floats == more_floats
+        and floats[1:] == integers[1:]
+        and floats[2] == -1
+        and integers[0] == elsewhere[0] != floats[0]
+        and elsewhere[1] != floats[1]
     )

@@ -29,13 +29,13 @@ def prepare(problem: Problem, dtype: torch.dtype, prepare_wide: Callable[[Proble
     def run(tensors: Tensors, sizes: Sizes) -> None:
         pages, table = None, tensors.block_table
         if table is not None:
-            reads_lengths = table.is_cpu and tensors.seqused_k is not None
-            if not reads_lengths:
+            lengths = tensors.seqused_k if table.is_cpu else None
+            if lengths is None:
                 table = table[:, : -(-sizes.max_seqlen_k // page)]
             there = (table >= 0) & (table < tensors.key.shape[0])
-            if reads_lengths:
+            if lengths is not None:
                 first_key = torch.arange(table.shape[1], dtype=torch.int64, device=table.device) * page
-                there &= first_key < tensors.seqused_k[:, None]
+                there &= first_key < lengths[:, None]
                 pages, numbers = torch.unique(table[there].long(), return_inverse=True)
                 table = torch.full_like(table, -1).masked_scatter_(there, numbers.int())
             else:

@@ -64,6 +64,8 @@ OTHERS: dict[str, Callable[[list[Any]], None]] = {
     ),
     "a key elsewhere": lambda given: given[0].__setitem__(1, torch.zeros(9, 4, device="meta")),
     "a key without memory": lambda given: given[0].__setitem__(1, torch._efficientzerotensor(9, 4)),
+    "a negative key": lambda given: given[0].__setitem__(1, torch._neg_view(torch.zeros(9, 4))),
+    "a negative query": lambda given: given[0].__setitem__(0, torch._neg_view(torch.zeros(3, 4))),
     "a gradient": lambda given: given[0].__setitem__(0, torch.zeros(3, 4, requires_grad=True)),
     "strided and nested": lambda given: given[0].__setitem__(
         0, torch.nested.nested_tensor([torch.zeros(4)] * 3, layout=torch.strided)
@@ -101,6 +103,54 @@ def test_a_key_that_would_be_recorded_is_left_to_python_where_something_is(machi
     assert machine.launched == []
     with torch.no_grad():
         assert call(tuple(given), OPTIONS, 1, 40) is not None
+
+
+FIELDS = ("dim", "sizes", "strides", "keys", "dtype", "device_type", "device_index")
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_each_field_of_what_a_tensor_is_like_is_compared(machine: Machine, field: str) -> None:
+    """Devices among them, of which there is one here."""
+    given = inputs(lengths=True)
+    for position in (1, 2):  # the key, and the lengths
+        made = machine.made_like(given)
+        likeness = made.fields.likeness[position]
+        if field in ("sizes", "strides"):
+            getattr(likeness, field)[0] += 1
+        else:
+            setattr(likeness, field, getattr(likeness, field) + 1)
+        with torch.no_grad():
+            assert attempt(made)(given, OPTIONS, 1, 40) is None
+    assert machine.launched == []
+
+
+@pytest.mark.parametrize("name", ["dim", "sizes", "strides", "dtype", "device_type", "device_index"])
+def test_a_status_of_one_function_leaves_the_call_to_python(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    theirs, refuse = tensor_functions(), STATUS(lambda tensor, answer: 1)
+    assert theirs is not None
+    ours = TensorFunctions.from_buffer_copy(theirs)
+    setattr(ours, name, ctypes.cast(refuse, ctypes.c_void_p).value)
+    made = machine.made_like(inputs())
+    monkeypatch.setattr(steady, "tensor_functions", lambda: ours)
+    call = attempt(made)
+    with torch.no_grad():
+        assert call(inputs(), OPTIONS, 1, 40) is None
+    assert machine.launched == []
+
+
+def test_integers_alone_and_no_functions_of_c_do_no_harm(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = torch.zeros(3, 4, dtype=torch.int32), torch.zeros(9, 4), None, None, None
+    made = machine.made_like(numbers)
+    with torch.no_grad():
+        assert attempt(made)(numbers, OPTIONS, 1, 40) is not None
+    monkeypatch.setattr(steady, "tensor_functions", lambda: None)
+    call = attempt(made)  # of a thread that has none, though the call was made with them
+    with torch.no_grad():
+        assert call(numbers, OPTIONS, 1, 40) is None
 
 
 def test_one_tensor_given_twice(machine: Machine) -> None:
@@ -243,7 +293,7 @@ def test_without_shorter_ways_tensors_are_asked_by_their_attributes(
 def test_the_stream_is_asked_in_c_where_pytorch_has_such_a_function(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, devices = [0], []
+    status, devices = [0], list[int]()
 
     def answer(device: int, stream: Any) -> int:
         devices.append(device)
@@ -253,9 +303,11 @@ def test_the_stream_is_asked_in_c_where_pytorch_has_such_a_function(
     entry = OF_STREAM(answer)
     monkeypatch.setattr(steady, "current_stream", lambda: ctypes.cast(entry, ctypes.c_void_p).value)
     monkeypatch.setattr(steady, "raw_stream", lambda device: STREAM + 1)
-    call = machine.call_like(inputs())
+    made = machine.made_like(inputs())
+    made.fields.device_index = 3
+    call = attempt(made)
     assert call(inputs(), OPTIONS, 1, 40) is not None
-    assert devices == [0]
+    assert devices == [3]
     status[0] = 1
     assert call(inputs(), OPTIONS, 1, 40) is None, "by Python it is another"
 

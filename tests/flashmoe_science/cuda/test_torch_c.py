@@ -62,16 +62,36 @@ def test_what_tensors_are_like() -> None:
     functions = torch_c.tensor_functions()
     assert functions is not None
     table = torch.zeros(4, 5, dtype=torch.int32)[1:, ::2]
-    like = torch_c.plain_like(functions, table)
+    like = torch_c.likeness_of(functions, table)
     assert like is not None
     assert (like.dim, tuple(like.sizes)[:2], tuple(like.strides)[:2]) == (2, (3, 3), (5, 2))
     assert (like.device_type, like.device_index, like.is_integer) == (0, -1, 1)
-    pages = torch_c.plain_like(functions, torch.zeros(2, 3, 4, 5))
+    pages = torch_c.likeness_of(functions, torch.zeros(2, 3, 4, 5))
     assert pages is not None
     assert (pages.dim, tuple(pages.sizes), tuple(pages.strides)) == (4, (2, 3, 4, 5), (60, 20, 5, 1))
     assert (pages.dtype == like.dtype, pages.is_integer) == (False, 0)
     others = torch.zeros(1, 1, 1, 1, 1), torch.nn.Parameter(table, False)
-    assert [torch_c.plain_like(functions, other) for other in others] == [None, None]
+    assert [torch_c.likeness_of(functions, other) for other in others] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        torch._neg_view,
+        lambda tensor: torch.complex(tensor, tensor).conj(),
+        lambda tensor: torch._efficientzerotensor(3),
+        lambda tensor: tensor.to("meta"),
+        lambda tensor: torch.nested.nested_tensor([tensor], layout=torch.strided),
+        lambda tensor: tensor.to_sparse(),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_dispatch_keys_say_what_kind_of_tensor_it_is(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    functions = torch_c.tensor_functions()
+    assert functions is not None
+    usual, other = torch.zeros(3), change(torch.zeros(3))
+    assert torch_c._word(other, functions.keys_word) != torch_c._word(usual, functions.keys_word)
+    assert torch_c._word(torch.ones(4, 5), functions.keys_word) == torch_c._word(usual, functions.keys_word)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -129,12 +149,50 @@ def test_libraries_and_functions_that_are_not_there() -> None:
     assert torch_c._function("torch_nowhere", "aoti_torch_get_data_ptr") is None
 
 
-def test_objects_that_do_not_have_their_tensor_s_address_in_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asked", ["_word_of_tensor", "_word_of_keys"])
+def test_objects_that_do_not_have_an_address_or_keys_in_one_word(
+    monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
     for words in ([None, 2, 2, 2, 2], [2, 2, 3, 2, 2], [None] * 5):
         answers = iter(words)
-        monkeypatch.setattr(torch_c, "_word_of_tensor", lambda tensor, answers=answers: next(answers))
+        monkeypatch.setattr(torch_c, asked, lambda tensor, answers=answers: next(answers))
         torch_c.tensor_functions.cache_clear()
         assert torch_c.tensor_functions() is None
+
+
+def test_an_address_that_is_in_two_words_is_not_told() -> None:
+    one = torch.zeros(3)
+    assert torch_c._word_of_tensor(one) is not None
+    words = (ctypes.c_size_t * (torch.Tensor.__basicsize__ // 8)).from_address(id(one))
+    free = next(index for index in range(len(words) - 1, 0, -1) if words[index] == 0)
+    words[free] = one._cdata
+    try:
+        assert torch_c._word_of_tensor(one) is None
+    finally:
+        words[free] = 0
+
+
+@pytest.mark.parametrize("missing", ["_cdata", "_dispatch_keys", "raw_repr"])
+def test_a_torch_without_addresses_or_keys(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    def without(object: Any, name: str, *default: Any) -> Any:
+        return default[0] if name == missing else getattr(object, name, *default)
+
+    monkeypatch.setattr(torch_c, "getattr", without, raising=False)
+    assert torch_c.tensor_functions() is None
+
+
+def test_under_transforms_it_says_none_or_the_same() -> None:
+    found = []
+
+    def within(tensor: torch.Tensor) -> torch.Tensor:
+        torch_c.tensor_functions.cache_clear()
+        found.append(torch_c.tensor_functions())
+        return tensor.sum()
+
+    torch.func.vmap(within)(torch.zeros(2, 3))
+    torch.func.grad(within)(torch.zeros(3))
+    torch.func.functionalize(within)(torch.zeros(3))
+    assert len(found) == 3
 
 
 def test_where_a_mode_makes_other_tensors_nothing_is_read() -> None:

@@ -49,11 +49,12 @@ constexpr int OPTIONS = 7;
 constexpr int64_t ANY = -1;
 constexpr uint64_t UNREADABLE = ~0ull;  // in an address's place
 
-// PyTorch's functions of C, of an object of its type of tensors and of no subclass: each gives 0, or a status. See cuda/torch_c.py.
+// How an object of PyTorch's type of tensors, of no subclass, is asked in C; see cuda/torch_c.py. Each function gives 0, or a status.
 struct TensorFunctions {
-    int64_t word;                                // of the object: its address is what C calls a tensor
+    int64_t word;                                // of the object, with the tensor's address: where it lies is what C calls a tensor
+    int64_t keys_word;                           // of the tensor: its dispatch keys, one bit each
     int (*data_ptr)(void** tensor, void** address);  // null: there are none of these functions
-    int (*strides)(void** tensor, int64_t** first);  // a status for nested tensors
+    int (*strides)(void** tensor, int64_t** first);
     int (*sizes)(void** tensor, int64_t** first);
     int (*dim)(void** tensor, int64_t* number);
     int (*dtype)(void** tensor, int32_t* code);
@@ -62,21 +63,21 @@ struct TensorFunctions {
     bool (*records_gradients)();                 // this thread
 };
 
-// What a tensor is like, as far as C says: of integers always enough, of others where no gradient is recorded. A negative bit, which
-// C does not see, comes from the imaginary part of a conjugate, every second element of which no kernel takes.
-struct Plain {
+// All that a tensor is like but whether it requires a gradient.
+struct Likeness {
     int64_t dim;                                 // at most MOST_DIM; ANY: C is not asked
     int64_t sizes[MOST_DIM], strides[MOST_DIM];
+    uint64_t keys;                               // dispatch keys: nested, negative, of a transform and so on
     int32_t dtype, device_type, device_index;
-    int32_t is_integer;
+    int32_t is_integer;                          // then it requires none
 };
 
 // This and `KnownCalls` are filled by flashmoe_science/cuda/steady.py, field by field. Whoever owns them keeps the objects alive.
 struct RepeatedCall {
     PyObject* owner;                             // is held during a call, which may make its thread know others
     PyObject* options[OPTIONS];
-    PyObject* matches;                           // PyTorch's check, of those that are given and no integers
-    PyObject* matches_first;                     // the same of the first alone, which also sees what the thread is set to
+    PyObject* matches;                           // PyTorch's check of those that are given, but integers of which C is asked
+    PyObject* matches_first;                     // of the first alone, for what the thread is set to; null where C is not asked of all
     PyObject *allocate, *layout, *lse_layout;    // lse_layout: null where no log-sum-exp is asked for
     PyObject *stream_of, *device;                // the device's current stream, where `current_stream` is null
     PyObject* current_device;                    // null where there is one device
@@ -98,7 +99,7 @@ struct RepeatedCall {
     int64_t unaligned[MOST_TENSORS];             // bits that its address may not have
     int64_t output;                              // of the inputs given, which one the result goes to; -1: it is allocated
     int64_t output_word, lse_word;
-    Plain plain[MOST_TENSORS];                   // for each given input
+    Likeness likeness[MOST_TENSORS];             // of each given input
 };
 
 // Of a thread.
@@ -166,15 +167,15 @@ uint64_t address_of(const KnownCalls& known, PyObject* tensor, void** asked) {
     return (uint64_t)integer_of(PyObject_CallFunctionObjArgs(known.data_ptr, tensor, nullptr));
 }
 
-// Then it has no strides. True too where it cannot be told.
-bool may_be_nested(const KnownCalls& known, PyObject* tensor, void** asked) {
-    int64_t* strides;
-    if (asked) return known.of_tensor.strides(asked, &strides) != 0;
+// True too where it cannot be told.
+bool may_be_nested(const KnownCalls& known, PyObject* tensor) {
     const Held answer(known.nested_of ? known.nested_of(known.nested, tensor, nullptr) : PyObject_GetAttr(tensor, known.is_nested));
     return !answer.object || answer.object == &_Py_TrueStruct;
 }
 
-bool is_like(const TensorFunctions& of, const Plain& like, void** tensor) {
+// The keys first: of a nested tensor, say, nothing else may be asked.
+bool is_like_in_c(const TensorFunctions& of, const Likeness& like, void** tensor) {
+    if (((const uint64_t*)*tensor)[of.keys_word] != like.keys) return false;
     int64_t dim, *sizes, *strides;
     int32_t dtype, type, index;
     if (of.dim(tensor, &dim) || of.sizes(tensor, &sizes) || of.strides(tensor, &strides)) return false;
@@ -266,28 +267,29 @@ struct Tensors {
     void** in_c[MOST_TENSORS];       // see `in_c`
 };
 
-// Whether C says all that needs to be known of a given tensor. The first is PyTorch's check's in any case.
-bool is_for_c(const RepeatedCall& call, int64_t i, bool recorded) {
-    return call.plain[i].dim != ANY && (call.plain[i].is_integer || (i > 0 && !recorded));
-}
-
-bool match_in_c(const KnownCalls& known, const RepeatedCall& call, const Tensors& tensors, bool recorded) {
+bool are_like_in_c(const KnownCalls& known, const RepeatedCall& call, const Tensors& tensors) {
     for (int64_t i = 0; i < call.given; ++i) {
-        if (!is_for_c(call, i, recorded)) continue;
-        if (!tensors.in_c[i] || !is_like(known.of_tensor, call.plain[i], tensors.in_c[i])) return false;
+        if (call.likeness[i].dim == ANY) continue;
+        if (!tensors.in_c[i] || !is_like_in_c(known.of_tensor, call.likeness[i], tensors.in_c[i])) return false;
     }
     return true;
 }
 
-// PyTorch's check would end the process for a nested tensor.
-bool match(const KnownCalls& known, const RepeatedCall& call, const Tensors& tensors, bool recorded) {
-    const Held asked(PyTuple_New(recorded ? call.given_to_matches : 1));
-    for (int64_t i = 0, next = 0; asked.object && i < call.given; ++i) {
-        if (is_for_c(call, i, recorded)) continue;
-        if (may_be_nested(known, tensors.object[i], tensors.in_c[i])) return false;
-        PyTuple_SetItem(asked.object, next++, with_reference(tensors.object[i]));
+// Whether PyTorch's check is asked of a given tensor too.
+bool is_guarded(const RepeatedCall& call, int64_t i, bool recorded) {
+    if (call.likeness[i].dim == ANY) return true;
+    return recorded ? !call.likeness[i].is_integer : i == 0;
+}
+
+// A nested tensor would end the process.
+bool match_guards(const KnownCalls& known, const RepeatedCall& call, const Tensors& tensors, bool recorded) {
+    const Held guarded(PyTuple_New(recorded ? call.given_to_matches : 1));
+    for (int64_t i = 0, next = 0; guarded.object && i < call.given; ++i) {
+        if (!is_guarded(call, i, recorded)) continue;
+        if (call.likeness[i].dim == ANY && may_be_nested(known, tensors.object[i])) return false;
+        PyTuple_SetItem(guarded.object, next++, with_reference(tensors.object[i]));
     }
-    return asked.object && is_true(PyObject_Call(recorded ? call.matches : call.matches_first, asked.object, nullptr));
+    return guarded.object && is_true(PyObject_Call(recorded ? call.matches : call.matches_first, guarded.object, nullptr));
 }
 
 bool is_like(const KnownCalls& known, const RepeatedCall& call, PyObject* const* inputs, Tensors& tensors) {
@@ -295,8 +297,9 @@ bool is_like(const KnownCalls& known, const RepeatedCall& call, PyObject* const*
         tensors.object[i] = inputs[call.index_given[i]];
         tensors.in_c[i] = in_c(known, tensors.object[i]);
     }
+    if (!are_like_in_c(known, call, tensors)) return false;
     const bool recorded = !call.matches_first || known.of_tensor.records_gradients();
-    if (!match_in_c(known, call, tensors, recorded) || !match(known, call, tensors, recorded)) {
+    if (!match_guards(known, call, tensors, recorded)) {
         PyErr_Clear();
         return false;
     }
@@ -312,7 +315,6 @@ PyObject* make(const KnownCalls& known, const RepeatedCall& call, const Tensors&
     for (int64_t i = 0; i < call.given; ++i) {
         address[i] = address_of(known, tensors.object[i], tensors.in_c[i]);
         if (address[i] == UNREADABLE || (address[i] & (uint64_t)call.unaligned[i])) return not_like();
-        if (address[i] == 0 && call.plain[i].dim != ANY) return not_like();  // zeros without memory look like others
     }
     Held output(call.output < 0 ? PyObject_Call(call.allocate, call.layout, nullptr) : with_reference(tensors.object[call.output]));
     if (!output.object) return nullptr;

@@ -130,6 +130,20 @@ def attend(call: Call, **options: Any) -> Any:
     return attention_varlen(**call, **{**bounds(SHAPE), **options})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("name", ["query", "key", "value", "sinks", "alibi_slopes", "out"])
+def test_a_negative_bit_is_seen_in_calls_like_earlier_ones(gpu: Gpu, name: str, recorded: bool) -> None:
+    layer = paged(SHAPE, 16) | {"sinks": torch.randn(4), "alibi_slopes": torch.rand(4)}
+    out = torch.empty(3, 4, 64, dtype=torch.bfloat16)
+    given = {**layer, "out": out}
+    negative = {**given, name: torch._neg_view(given[name])}
+    with torch.set_grad_enabled(recorded):
+        expected = attend({**negative, name: negative[name].resolve_neg()}).clone()
+        for _ in range(3):
+            attend(given)
+        torch.testing.assert_close(attend(negative).resolve_neg(), expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("kind", ["paged", "packed", "sinks and slopes"])
 @pytest.mark.parametrize("own_output", [False, True])
 @pytest.mark.parametrize("return_lse", [False, True])
