@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,6 +45,11 @@ VARIANTS = {
     "stars": replace(CASE, queries=4, tree="star", causal=False),
     "trees beside prompts": replace(CASE, queries=5, tree="random", chunks=2, chunk=70),
     "more nodes than keys": replace(CASE, queries=30, tree="random"),
+    "sinks": replace(CASE, queries=3, sinks=True),
+    "sinks and a window": replace(CASE, window=5, sinks=True, page_size=0),
+    "sinks, prompts": replace(CASE, queries=0, sinks=True),
+    "sinks, more queries": replace(CASE, queries=70, sinks=True),
+    "sinks over fp8": replace(CASE, dtype="bf16", fp8_scales="key", sinks=True),
     "fp8, packed": replace(CASE, dtype="bf16", fp8_scales="key", page_size=0),
 }
 each_variant = pytest.mark.parametrize("case", VARIANTS.values(), ids=VARIANTS)
@@ -114,8 +120,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 @each_variant
 def test_float64_is_that_of_each_sequence(case: VarlenCase) -> None:
-    if case.window >= 0 or case.tree:
-        pytest.skip("the reference of attention has no window and no trees")
+    if case.window >= 0 or case.tree or case.sinks:
+        pytest.skip("the reference of attention has no window, no trees and no sinks")
     inputs = random_inputs(case, 0, 0, "cpu")
     result = varlen_float64(case, inputs, nothing)
     token = first = 0
@@ -319,6 +325,49 @@ def test_a_window_hides_keys_in_float64() -> None:
     torch.testing.assert_close(varlen_float64(case, inputs, nothing), own)
 
 
+def test_a_sink_is_a_key_more_without_a_value() -> None:
+    case = replace(CASE, queries=2, sinks=True)
+    inputs = random_inputs(case, 0, 0, "cpu")
+    assert inputs.sinks is not None
+    assert inputs.sinks.shape == (4,)
+    without = varlen_float64(case, replace(inputs, sinks=None), nothing)
+    none = torch.full_like(inputs.sinks, -torch.inf)
+    torch.testing.assert_close(varlen_float64(case, replace(inputs, sinks=none), nothing), without)
+    # One key: its weight is exp(score) / (exp(score) + exp(sink)).
+    alone = replace(CASE, batch=1, longest=1, shortest=1, sinks=True)
+    inputs = random_inputs(alone, 0, 0, "cpu")
+    assert inputs.sinks is not None
+    key, value = (cache.exact(inputs.slots, 0)[0] for cache in inputs.caches)
+    score = inputs.query[0, 0].double() @ key / 4
+    weight = torch.sigmoid(score - inputs.sinks[0].double())
+    torch.testing.assert_close(varlen_float64(alone, inputs, nothing)[0, 0], weight * value)
+
+
+def test_peers_get_sinks_or_say_that_they_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = dict[str, Any]()
+    monkeypatch.setitem(
+        sys.modules,
+        "flash_attn_interface",
+        SimpleNamespace(flash_attn_with_kvcache=lambda *tensors, **options: given.update(options)),
+    )
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace())
+    case = replace(CASE, dtype="bf16", window=5, sinks=True)
+    inputs = random_inputs(case, 0, 0, "cpu")
+    implementations._prepare_flash_attn_3(case, inputs)()
+    assert inputs.sinks is not None
+    assert torch.equal(given["sinks"], inputs.sinks.bfloat16())
+    packed = replace(case, page_size=0)
+    over_fp8 = replace(case, fp8_scales="all")
+    for prepare, unsupported in (
+        (implementations._prepare_flash_attn_3, packed),
+        (implementations._prepare_flash_attn_3, over_fp8),
+        (implementations._prepare_flashinfer, case),
+        (implementations.prepare_flex, packed),
+    ):
+        with pytest.raises(UnsupportedCaseError, match="sinks"):
+            prepare(unsupported, random_inputs(unsupported, 0, 0, "cpu"))
+
+
 def test_every_hard_input_can_be_made_and_has_a_reference() -> None:
     for hard in hard_inputs("fp32"):
         inputs = hard.make(0, "cpu")
@@ -328,7 +377,12 @@ def test_every_hard_input_can_be_made_and_has_a_reference() -> None:
 
 @pytest.mark.parametrize(
     ("suite", "case"),
-    [("varlen-cpu", "mixed"), ("decode-fp8-cpu", "ragged-16"), ("decode-tree-cpu", "star-4-ragged")],
+    [
+        ("varlen-cpu", "mixed"),
+        ("varlen-cpu", "decode-window-sinks"),
+        ("decode-fp8-cpu", "ragged-16"),
+        ("decode-tree-cpu", "star-4-ragged"),
+    ],
 )
 def test_verification_passes_ours(suite: str, case: str) -> None:
     choices = Choices(suite=suite, implementations=("cudadent42",), cases=(case,), dtypes=("bf16",))

@@ -44,7 +44,7 @@ def test_what_a_call_reads_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a long cache with a window, and of one in FP8, beside which the same keys lie in 16 bits."""
     monkeypatch.setattr(flush, "cache_bytes", lambda device: 60 << 20)
     cases = {case.name: case for case in load_suite("decode-paged").shapes}
-    for name in ("1x8k", "8x1k", "window-128-64x8k"):
+    for name in ("1x8k", "8x1k", "window-128-sinks-64x8k"):
         case = cases[name]
         count = input_sets(replace(ROTATED, cases=(case,)), case)
         assert count * case.bytes_min >= ROTATION_FACTOR * (60 << 20), name

@@ -60,6 +60,7 @@ def _parse_case(table: Table, name: str, dtype: str) -> VarlenCase:
         draw=table.integer("draw", 0, MAX_SIZE, 0),
         fp8_scales=fp8_scales,
         tree=table.value("tree", str, "a text", ""),
+        sinks=table.value("sinks", bool, "true or false", False),
     )
     _check_tree(table, case)
     return case
@@ -94,6 +95,7 @@ def _cells(case: VarlenCase) -> Mapping[str, object]:
         "window": case.window,
         "fp8_scales": case.fp8_scales,
         "tree": case.tree,
+        "sinks": case.sinks,
     }
 
 
@@ -111,6 +113,8 @@ def _shape(case: VarlenCase) -> str:
         phrase += f", FP8 scaled by {case.fp8_scales}"
     if case.tree:
         phrase += f", {case.tree} trees"
+    if case.sinks:
+        phrase += ", sinks"
     return phrase + ("" if case.causal else ", full")
 
 
@@ -215,11 +219,13 @@ OPERATION = Definition(
                 "chunks",
                 "chunk",
             ),
-            *("page_size", "causal", "window", "draw", "fp8_scales", "tree"),
+            *("page_size", "causal", "window", "draw", "fp8_scales", "tree", "sinks"),
         )
     ),
     parse_case=_parse_case,
-    columns=columns_with("num_kv_heads", "seqlen_k", "keys", "page_size", "window", "fp8_scales", "tree"),
+    columns=columns_with(
+        "num_kv_heads", "seqlen_k", "keys", "page_size", "window", "fp8_scales", "tree", "sinks"
+    ),
     cells=_cells,
     shape=_shape,
     shape_legend=_shape_legend,

@@ -46,6 +46,8 @@ class VarlenCase:
     """One of ``FP8_SCALES``: keys and values are e4m3 with such scales. Empty: they have the case's dtype."""
     tree: str = ""
     """One of `trees.TREES`: queries of a sequence are the nodes of such a tree. Empty: they follow one another."""
+    sinks: bool = False
+    """Each head has a logit more, which takes part in the softmax and has no value."""
 
     @property
     def id(self) -> str:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def prepare_sdpa(case: VarlenCase, inputs: VarlenInputs) -> Call:
     """PyTorch's SDPA, a call for each sequence, whose keys are gathered from their pages in the call.
 
-    Where the cache is in FP8, it reads the same keys in 16 bits.
+    Where the cache is in FP8, it reads the same keys in 16 bits. With sinks a sequence has a key of zeros more, whose
+    score is what the mask adds to it, and whose value is zero.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -38,9 +39,9 @@ def prepare_sdpa(case: VarlenCase, inputs: VarlenInputs) -> Call:
 
     def options_of(index: int, queries: int, keys: int) -> dict[str, Any]:
         has_tree = inputs.tree_mask is not None and bool(case.words(index))
-        if left < 0 and (right < 0 or queries == 1) and not has_tree:
+        if inputs.sinks is None and left < 0 and (right < 0 or queries == 1) and not has_tree:
             return {}
-        if left < 0 and queries == keys and not has_tree:
+        if inputs.sinks is None and left < 0 and queries == keys and not has_tree:
             return {"is_causal": True}
         position = torch.arange(queries, dtype=torch.int64, device=device)[:, None] + keys - queries
         column = torch.arange(keys, dtype=torch.int64, device=device)
@@ -51,7 +52,12 @@ def prepare_sdpa(case: VarlenCase, inputs: VarlenInputs) -> Call:
             seen &= column <= position + right
         if has_tree and inputs.tree_mask is not None:
             seen &= ~hidden_by_tree(inputs.tree_mask[slice(*starts_q[index : index + 2])], queries, keys)
-        return {"attn_mask": seen}
+        if inputs.sinks is None:
+            return {"attn_mask": seen}
+        added = torch.zeros(case.num_heads, queries, keys + 1, dtype=query.dtype, device=device)
+        added[..., :keys].masked_fill_(~seen, -torch.inf)
+        added[..., keys] = inputs.sinks[:, None].to(query.dtype)
+        return {"attn_mask": added[None]}
 
     sequences = [
         (
@@ -66,14 +72,20 @@ def prepare_sdpa(case: VarlenCase, inputs: VarlenInputs) -> Call:
         if queries and keys
     ]
 
+    def rows_of(cache: Tensor, keys: Any) -> Tensor:
+        rows = cache[keys]
+        if inputs.sinks is not None:
+            rows = torch.cat((rows, rows.new_zeros(1, *rows.shape[1:])))
+        return rows.transpose(0, 1)[None]
+
     def call() -> Tensor:
         key_rows, value_rows = inputs.rows_of_keys
         output = torch.zeros_like(query)
         for rows, keys, options, empty in sequences:
             result = sdpa(
                 query[rows].transpose(0, 1)[None],
-                key_rows[keys].transpose(0, 1)[None],
-                value_rows[keys].transpose(0, 1)[None],
+                rows_of(key_rows, keys),
+                rows_of(value_rows, keys),
                 enable_gqa=case.num_heads != case.num_kv_heads,
                 **options,
             )[0].transpose(0, 1)
@@ -114,6 +126,7 @@ def arguments(case: VarlenCase, inputs: VarlenInputs) -> dict[str, Any]:
         "key_scale": inputs.key_scale,
         "value_scale": inputs.value_scale,
         "tree_mask": inputs.tree_mask,
+        "sinks": inputs.sinks,
     }
     more = {name: tensor for name, tensor in given.items() if tensor is not None}
     return {
@@ -135,9 +148,11 @@ def _prepare_flash_attn_3(case: VarlenCase, inputs: VarlenInputs) -> Call:
     query, key, value = inputs.tensors
     if case.tree:
         raise UnsupportedCaseError("FlashAttention-3 takes no trees")
+    if case.sinks and (case.fp8_scales or inputs.block_table is None):
+        raise UnsupportedCaseError("FlashAttention-3 is asked for sinks over pages in 16 bits alone")
     if case.fp8_scales:
         return _prepare_flash_attn_3_fp8(module, case, inputs)
-    common = {
+    common: dict[str, Any] = {
         "max_seqlen_q": max(case.seqlens_q),
         "cu_seqlens_q": inputs.cu_seqlens_q,
         "causal": case.causal,
@@ -152,6 +167,8 @@ def _prepare_flash_attn_3(case: VarlenCase, inputs: VarlenInputs) -> Call:
             **common,
         )
     else:
+        if inputs.sinks is not None:
+            common["sinks"] = inputs.sinks.to(query.dtype)
         # Behind a sequence's length its table is not read; its own kernels want numbers of pages there all the same.
         function = partial(
             module.flash_attn_with_kvcache,
@@ -227,8 +244,8 @@ def _prepare_flashinfer(case: VarlenCase, inputs: VarlenInputs) -> Call:
     import torch
 
     flashinfer = importlib.import_module("flashinfer")
-    if case.fp8_scales:
-        raise UnsupportedCaseError("flashinfer is not asked for caches in FP8")
+    if case.fp8_scales or case.sinks:
+        raise UnsupportedCaseError("flashinfer is not asked for caches in FP8 and for sinks")
     if not all(case.seqlens_k) or not all(case.seqlens_q):
         raise UnsupportedCaseError("flashinfer takes no empty sequences")
     query, key, value = inputs.tensors

@@ -52,6 +52,8 @@ class VarlenInputs:
     wide_value: Tensor | None = None
     tree_mask: Tensor | None = None
     """(tokens,) int64: see `flashmoe_science.attention_varlen`."""
+    sinks: Tensor | None = None
+    """(heads,) float32, each a number of the case's dtype."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -113,6 +115,7 @@ def random_inputs(case: VarlenCase, seed: int, index: int, device: str) -> Varle
         wide_key=key.wide,
         wide_value=value.wide,
         tree_mask=tree_mask(case, device),
+        sinks=normal(case.num_heads).float() if case.sinks else None,
     )
 
 
@@ -180,6 +183,10 @@ def hard_inputs(dtype: str) -> tuple[HardInput, ...]:
         hard("trees_longer_than_keys", queries=9, longest=12, tree="random"),
         hard("window", window=20, longest=300),
         hard("window_prefill", window=20, queries=0, longest=200),
+        hard("sinks", sinks=True, queries=2),
+        hard("sinks_window", sinks=True, window=20, longest=300),
+        hard("sinks_more_queries_than_keys", sinks=True, queries=70, longest=60),
+        hard("large_sinks", _large_sinks, sinks=True, queries=3),
         hard("one_key_head", num_heads=8, num_kv_heads=1),
         hard("as_many_key_heads", num_heads=3, num_kv_heads=3),
         hard("wide_head", head_dim=128, queries=3),
@@ -201,7 +208,8 @@ def hard_cases(cases: Sequence[VarlenCase], device: str) -> tuple[HardInput, ...
     largest: dict[tuple[object, ...], VarlenCase] = {}
     for case in sorted(cases, key=lambda case: case.scores):
         if 0 < case.scores <= most and not case.fp8_scales:
-            kind = (case.dtype, case.head_dim, case.page_size > 0, case.queries, case.chunks > 0, case.tree)
+            lengths = case.page_size > 0, case.queries, case.chunks > 0
+            kind = (case.dtype, case.head_dim, *lengths, case.tree, case.sinks)
             largest[kind] = case
     changes = {"large_logits": _large_logits, "nan_key": _nan_key}
     return (
@@ -239,6 +247,14 @@ def _unchanged(inputs: VarlenInputs) -> VarlenInputs:
 def _large_logits(inputs: VarlenInputs) -> VarlenInputs:
     """Scores in the hundreds: exp overflows unless the maximum is taken off first."""
     return replace(inputs, query=inputs.query * 16, key=inputs.key * 8)
+
+
+def _large_sinks(inputs: VarlenInputs) -> VarlenInputs:
+    """Of every other head so large that its rows come to nothing, of the others so small that they are as without."""
+    assert inputs.sinks is not None
+    sinks = torch.full_like(inputs.sinks, 200.0)
+    sinks[::2] = -200.0
+    return replace(inputs, sinks=sinks)
 
 
 def _nan_key(inputs: VarlenInputs) -> VarlenInputs:

@@ -48,7 +48,10 @@ def varlen_float64(case: VarlenCase, inputs: VarlenInputs, on_chunk: OnChunk) ->
                 if has_tree and inputs.tree_mask is not None:
                     hidden |= hidden_by_tree(inputs.tree_mask[token + start : token + stop], queries, keys)
                 scores = query[token + start : token + stop, head].double() @ key.T * case.head_dim**-0.5
-                weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1)
+                scores = scores.masked_fill(hidden, -torch.inf)
+                if inputs.sinks is not None:
+                    scores = torch.cat((scores, inputs.sinks[head].double().expand(stop - start, 1)), dim=-1)
+                weights = torch.softmax(scores, dim=-1)[:, :keys]
                 weights = weights.masked_fill(hidden.all(-1, keepdim=True), 0.0)
                 result[token + start : token + stop, head] = weighted(weights, value)
                 on_chunk()
