@@ -182,17 +182,17 @@ def test_a_torch_without_addresses_or_keys(monkeypatch: pytest.MonkeyPatch, miss
 
 
 def test_under_transforms_it_says_none_or_the_same() -> None:
-    found = []
+    answers = list[object]()
 
     def within(tensor: torch.Tensor) -> torch.Tensor:
         torch_c.tensor_functions.cache_clear()
-        found.append(torch_c.tensor_functions())
+        answers.append(torch_c.tensor_functions())
         return tensor.sum()
 
     torch.func.vmap(within)(torch.zeros(2, 3))
     torch.func.grad(within)(torch.zeros(3))
     torch.func.functionalize(within)(torch.zeros(3))
-    assert len(found) == 3
+    assert len(answers) == 3
 
 
 def test_where_a_mode_makes_other_tensors_nothing_is_read() -> None:
