@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import GetSetDescriptorType
 from typing import Any, NamedTuple
 
 import torch
@@ -40,9 +39,6 @@ _METHOD = "flashmoe_repeated_call_method"
 _MOST_TENSORS = 16
 _OPTIONS = 7
 _ANY = -1
-_CHOICES = ("native", "python")
-_DEFAULT = "native"
-_DESCRIPTOR_GET = 54  # Py_tp_descr_get
 
 Attempt = Callable[..., Any]
 """The results of a call, of all inputs, all options, max_seqlen_q and max_seqlen_k, one after another; None, and
@@ -76,7 +72,7 @@ class _Call(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("stream", "argument", "is_capturing", "launch", "config", "function", "arguments")
         ),
-        *((name, ctypes.c_int64) for name in ("given", "given_to_matches", "given_bits", "tokens")),
+        *((name, ctypes.c_int64) for name in ("given", "given_bits", "tokens")),
         *((name, ctypes.c_int64 * _MOST_TENSORS) for name in ("index_given", "word", "unaligned")),
         *((name, ctypes.c_int64) for name in ("output", "output_word", "lse_word")),
         ("likeness", Likeness * _MOST_TENSORS),
@@ -87,9 +83,10 @@ class _Known(ctypes.Structure):
     """`KnownCalls` of the source."""
 
     _fields_ = (
-        *((name, ctypes.py_object) for name in ("modes", "is_nested", "is_scarce", "nested")),
-        ("nested_of", ctypes.c_void_p),
-        *((name, ctypes.py_object) for name in ("data_ptr", "tensor_type")),
+        *(
+            (name, ctypes.py_object)
+            for name in ("modes", "is_nested", "is_scarce", "data_ptr", "tensor_type")
+        ),
         ("of_tensor", TensorFunctions),
         ("current_stream", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("inputs", "count", "latest")),
@@ -152,9 +149,8 @@ class _Like(NamedTuple):
     """None for one of which C is not asked."""
     matches: Matches
     """Of those that may require a gradient, or of which C is not asked."""
-    given_to_matches: int
     matches_first: Matches | None
-    """Of the first alone, where C is asked of all: what the thread is set to shows in any of them."""
+    """Of the first alone, for what the thread is set to: where C is asked of all."""
 
 
 def _like(tensors: Sequence[torch.Tensor]) -> _Like | None:
@@ -169,9 +165,7 @@ def _like(tensors: Sequence[torch.Tensor]) -> _Like | None:
     if matches is never:
         return None
     alone = None not in each and guarded[0] is tensors[0]
-    return _Like(
-        each, matches, len(guarded), dense_matcher(tensors[0], under_no_grad=True) if alone else None
-    )
+    return _Like(each, matches, dense_matcher(tensors[0], under_no_grad=True) if alone else None)
 
 
 def repeated_call(kind: Kind, target: Target) -> RepeatedCall | None:
@@ -203,7 +197,6 @@ def repeated_call(kind: Kind, target: Target) -> RepeatedCall | None:
         function=launcher.function.value,
         arguments=ctypes.addressof(launcher.arguments),
         given=len(kind.given),
-        given_to_matches=like.given_to_matches,
         given_bits=sum(1 << index[name] for name in kind.given),
         tokens=kind.output.sizes[0],
         output=kind.given.index("out") if "out" in kind.given else -1,
@@ -281,24 +274,11 @@ def _attempt(inputs: int, table: Any, calls: list[RepeatedCall]) -> tuple[_Known
     )
     if (functions := tensor_functions()) is not None:
         fields.of_tensor = functions
-    nested: object = torch.Tensor.is_nested
-    if type(nested) is GetSetDescriptorType:
-        fields.nested = nested
-        fields.nested_of = _python("PyType_GetSlot", ctypes.c_void_p, ctypes.py_object, ctypes.c_int)(
-            type(nested), _DESCRIPTOR_GET
-        )
-    new_function = _python(
-        "PyCFunction_NewEx", ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p
-    )
+    of_python = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+    new_function = of_python(("PyCFunction_NewEx", ctypes.pythonapi))
     # The tuple is the function's `self`, and keeps alive what the fields point to.
     function: Attempt = new_function(_method(), (ctypes.addressof(fields), fields, table, calls), None)
     return fields, function
-
-
-@functools.cache
-def _python(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of Python's own."""
-    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
 
 
 def _address(function: Any) -> int | None:
@@ -308,7 +288,7 @@ def _address(function: Any) -> int | None:
 @functools.cache
 def _method() -> int | None:
     """The address of the source's PyMethodDef; None where it cannot be compiled, or is not wanted."""
-    if asked_for(OVERRIDE_VARIABLE, _CHOICES, _DEFAULT) == "python":
+    if asked_for(OVERRIDE_VARIABLE, ("native", "python"), "native") == "python":
         return None
     try:
         loaded = host.load(host.build(_SOURCE, "repeated_call", InstructionSet.PORTABLE))

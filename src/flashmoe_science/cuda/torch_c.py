@@ -1,7 +1,7 @@
 """PyTorch's functions of C for compiled models, by their addresses, and where a tensor object points to its tensor.
 
-They take less time than the same by way of Python, and give a status where that throws (PyTorch 2.11 prints why, too).
-They are looked for when first needed, tried on tensors, and without them calls are right and slower.
+They take less time than Python's way, and give a status where that throws (PyTorch 2.11 prints why, too). They are
+looked for when first needed, tried on tensors, and without them calls are right and slower.
 """
 
 from __future__ import annotations
@@ -15,12 +15,8 @@ from typing import Any
 import torch
 
 MOST_DIM = 4
-_NUMBERS = {
-    "dim": ctypes.c_int64,
-    "dtype": ctypes.c_int32,
-    "device_type": ctypes.c_int32,
-    "device_index": ctypes.c_int32,
-}
+_CODES = ("dtype", "device_type", "device_index")
+_NUMBERS = {"dim": ctypes.c_int64, **dict.fromkeys(_CODES, ctypes.c_int32)}
 _POINTERS = ("data_ptr", "strides", "sizes")
 _CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _WORD = ctypes.sizeof(ctypes.c_void_p)
@@ -41,8 +37,7 @@ class TensorFunctions(ctypes.Structure):
         ("records_gradients", ctypes.c_void_p),
     )
     word: int
-    """Which word of 8 bytes of the object has the address of PyTorch's tensor. Where that word lies is what C calls a
-    tensor."""
+    """Which word of the object has the address of PyTorch's tensor. Where it lies is what C calls a tensor."""
     keys_word: int
     """Which word of PyTorch's tensor has its dispatch keys."""
 
@@ -54,7 +49,7 @@ class Likeness(ctypes.Structure):
         ("dim", ctypes.c_int64),
         *((name, ctypes.c_int64 * MOST_DIM) for name in ("sizes", "strides")),
         ("keys", ctypes.c_uint64),
-        *((name, ctypes.c_int32) for name in ("dtype", "device_type", "device_index", "is_integer")),
+        *((name, ctypes.c_int32) for name in (*_CODES, "is_integer")),
     )
 
 
@@ -80,13 +75,10 @@ def tensor_functions() -> TensorFunctions | None:
 
 
 def _tensors_to_try() -> tuple[torch.Tensor, ...]:
-    """Of several dtypes, dispatch keys and devices. The first four are on the CPU, and the last one's memory is
-    nowhere.
-    """
+    """Of several dtypes, dispatch keys and devices."""
     with torch.inference_mode(False), torch.enable_grad():
-        base = torch.empty(3, 4, dtype=torch.float32, device="cpu")
         return (
-            base,
+            torch.empty(3, 4, dtype=torch.float32, device="cpu"),
             torch.empty(4, 3, dtype=torch.int32, device="cpu")[1:].t(),
             torch.empty(5, dtype=torch.float32, device="cpu", requires_grad=True),
             torch.empty(3, dtype=torch.complex64, device="cpu").conj(),
@@ -96,8 +88,7 @@ def _tensors_to_try() -> tuple[torch.Tensor, ...]:
 
 @functools.cache
 def current_stream() -> int | None:
-    """Address of a function of (device: int32, where its current stream's raw handle goes), which gives a status; None
-    without CUDA."""
+    """Address of a function (device: int32, where its current stream's handle goes): its status. None without CUDA."""
     return _function("torch_cuda", "aoti_torch_get_current_cuda_stream")
 
 
@@ -186,11 +177,9 @@ def _are_right_for(functions: TensorFunctions, tensor: torch.Tensor) -> bool:
 
 
 def _tell_apart(functions: TensorFunctions, tensors: tuple[torch.Tensor, ...]) -> bool:
-    """Whether codes of dtypes and devices are the same for those of `_tensors_to_try` that have the same, and only for
-    those."""
+    """Whether those of `_tensors_to_try` have the same codes where they have the same dtypes and devices."""
     floats, integers, more_floats, _, elsewhere = (
-        [_answer(functions, name, tensor) for name in ("dtype", "device_type", "device_index")]
-        for tensor in tensors
+        [_answer(functions, name, tensor) for name in _CODES] for tensor in tensors
     )
     return (
         floats == more_floats

@@ -22,7 +22,6 @@ from flashmoe_science.errors import InputError
 
 pytestmark = NEEDS_COMPILER
 __all__ = ["machine"]
-PYTHON = steady._python
 STATUS = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 OF_STREAM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
 
@@ -265,20 +264,11 @@ def test_a_tensor_whose_memory_may_not_be_read_goes_the_longer_way(machine: Mach
     assert machine.launched == []
 
 
-def without_slots(name: str, *types: Any) -> Any:
-    assert name != "PyType_GetSlot"
-    return PYTHON(name, *types)
-
-
-@pytest.mark.parametrize("missing", ["tensor_functions", "PyType_GetSlot", "both"])
-def test_without_shorter_ways_tensors_are_asked_by_their_attributes(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, missing: str
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_without_functions_of_c_tensors_are_asked_by_their_attributes(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if missing != "PyType_GetSlot":
-        monkeypatch.setattr(steady, "tensor_functions", lambda: None)
-    if missing != "tensor_functions":
-        monkeypatch.setattr(steady, "GetSetDescriptorType", property)
-        monkeypatch.setattr(steady, "_python", without_slots)
+    monkeypatch.setattr(steady, "tensor_functions", lambda: None)
     call = machine.call_like(inputs(sinks=True, lengths=True))
     given = inputs(sinks=True, lengths=True)
     nested = torch.nested.nested_tensor([torch.zeros(4)] * 3, layout=torch.strided)

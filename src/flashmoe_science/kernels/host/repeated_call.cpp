@@ -2,7 +2,7 @@
 // results allocated, addresses written into the kernel's argument, launched. In Python the same takes more than twice the time.
 //
 // Python's headers are not needed: what is declared here is of its stable ABI, or a function of every version since 3.9. PyTorch's
-// neither: tensors are asked by their attributes, or by PyTorch's functions of C (cuda/torch_c.py). The symbols are weak, so that the library
+// neither: tensors are asked by attributes, or by PyTorch's functions of C (cuda/torch_c.py). The symbols are weak, so that the library
 // also loads outside Python.
 #include <stdint.h>
 
@@ -49,7 +49,7 @@ constexpr int OPTIONS = 7;
 constexpr int64_t ANY = -1;
 constexpr uint64_t UNREADABLE = ~0ull;  // in an address's place
 
-// How an object of PyTorch's type of tensors, of no subclass, is asked in C; see cuda/torch_c.py. Each function gives 0, or a status.
+// How an object of PyTorch's type of tensors, of no subclass, is asked in C: cuda/torch_c.py. A function gives 0, or a status.
 struct TensorFunctions {
     int64_t word;                                // of the object, with the tensor's address: where it lies is what C calls a tensor
     int64_t keys_word;                           // of the tensor: its dispatch keys, one bit each
@@ -91,8 +91,7 @@ struct RepeatedCall {
     int (*launch)(void* config, void* function, void** arguments, void** extra);
     void *config, *function, **arguments;
     int64_t given;                               // inputs that are not None
-    int64_t given_to_matches;                    // of these
-    int64_t given_bits;                          // those that are given: bit i for input i
+    int64_t given_bits;                          // the same: bit i for input i
     int64_t tokens;                              // the length of the first of them
     int64_t index_given[MOST_TENSORS];           // of the inputs
     int64_t word[MOST_TENSORS];                  // of the argument, for the address of each given input
@@ -106,8 +105,6 @@ struct RepeatedCall {
 struct KnownCalls {
     PyObject* modes;                             // how many see each operator
     PyObject *is_nested, *is_scarce;             // names
-    PyObject* nested;                            // what answers for the first of these; null: the attribute is looked up
-    PyObject* (*nested_of)(PyObject* nested, PyObject* tensor, PyObject* type);
     PyObject* data_ptr;                          // the method of tensors
     PyObject* tensor_type;                       // whose objects, of no subclass, C may be asked of
     TensorFunctions of_tensor;
@@ -167,9 +164,9 @@ uint64_t address_of(const KnownCalls& known, PyObject* tensor, void** asked) {
     return (uint64_t)integer_of(PyObject_CallFunctionObjArgs(known.data_ptr, tensor, nullptr));
 }
 
-// True too where it cannot be told.
-bool may_be_nested(const KnownCalls& known, PyObject* tensor) {
-    const Held answer(known.nested_of ? known.nested_of(known.nested, tensor, nullptr) : PyObject_GetAttr(tensor, known.is_nested));
+// An attribute that is true, or cannot be asked.
+bool may_be(PyObject* object, PyObject* attribute) {
+    const Held answer(PyObject_GetAttr(object, attribute));
     return !answer.object || answer.object == &_Py_TrueStruct;
 }
 
@@ -245,11 +242,6 @@ bool may_be_captured(const RepeatedCall& call, int64_t stream) {
     return stream != 0 && (call.is_capturing((void*)stream, &capturing) != 0 || capturing != 0);
 }
 
-bool has_few_counters(const KnownCalls& known, const RepeatedCall& call) {
-    const Held scarce(PyObject_GetAttr(call.counters, known.is_scarce));
-    return !scarce.object || scarce.object == &_Py_TrueStruct;
-}
-
 int64_t stream_of(const KnownCalls& known, const RepeatedCall& call) {
     void* stream;
     if (known.current_stream && known.current_stream((int32_t)call.device_index, &stream) == 0) return (int64_t)stream;
@@ -258,7 +250,7 @@ int64_t stream_of(const KnownCalls& known, const RepeatedCall& call) {
 
 // Whether the argument is for launches on this stream, which nobody captures.
 bool is_ready_for(const KnownCalls& known, const RepeatedCall& call, int64_t stream) {
-    return stream == *call.stream && stream != ANY && !has_few_counters(known, call) && !may_be_captured(call, stream);
+    return stream == *call.stream && stream != ANY && !may_be(call.counters, known.is_scarce) && !may_be_captured(call, stream);
 }
 
 // Those that are given.
@@ -283,10 +275,12 @@ bool is_guarded(const RepeatedCall& call, int64_t i, bool recorded) {
 
 // A nested tensor would end the process.
 bool match_guards(const KnownCalls& known, const RepeatedCall& call, const Tensors& tensors, bool recorded) {
-    const Held guarded(PyTuple_New(recorded ? call.given_to_matches : 1));
+    int64_t count = 0;
+    for (int64_t i = 0; i < call.given; ++i) count += is_guarded(call, i, recorded);
+    const Held guarded(PyTuple_New(count));
     for (int64_t i = 0, next = 0; guarded.object && i < call.given; ++i) {
         if (!is_guarded(call, i, recorded)) continue;
-        if (call.likeness[i].dim == ANY && may_be_nested(known, tensors.object[i])) return false;
+        if (call.likeness[i].dim == ANY && may_be(tensors.object[i], known.is_nested)) return false;
         PyTuple_SetItem(guarded.object, next++, with_reference(tensors.object[i]));
     }
     return guarded.object && is_true(PyObject_Call(recorded ? call.matches : call.matches_first, guarded.object, nullptr));
