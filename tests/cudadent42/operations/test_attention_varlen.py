@@ -45,6 +45,10 @@ VARIANTS = {
     "stars": replace(CASE, queries=4, tree="star", causal=False),
     "trees beside prompts": replace(CASE, queries=5, tree="random", chunks=2, chunk=70),
     "more nodes than keys": replace(CASE, queries=30, tree="random"),
+    "a soft cap": replace(CASE, queries=3, softcap=2.0),
+    "a soft cap, prompts": replace(CASE, queries=0, softcap=2.0, page_size=0),
+    "a soft cap, a window, sinks": replace(CASE, queries=0, softcap=2.0, window=5, sinks=True),
+    "a soft cap over fp8": replace(CASE, dtype="bf16", fp8_scales="head", softcap=2.0),
     "sinks": replace(CASE, queries=3, sinks=True),
     "sinks and a window": replace(CASE, window=5, sinks=True, page_size=0),
     "sinks, prompts": replace(CASE, queries=0, sinks=True),
@@ -120,8 +124,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 @each_variant
 def test_float64_is_that_of_each_sequence(case: VarlenCase) -> None:
-    if case.window >= 0 or case.tree or case.sinks:
-        pytest.skip("the reference of attention has no window, no trees and no sinks")
+    if case.window >= 0 or case.tree or case.sinks or case.softcap:
+        pytest.skip("the reference of attention has no window, no trees, no sinks and no cap")
     inputs = random_inputs(case, 0, 0, "cpu")
     result = varlen_float64(case, inputs, nothing)
     token = first = 0
@@ -343,6 +347,15 @@ def test_a_sink_is_a_key_more_without_a_value() -> None:
     torch.testing.assert_close(varlen_float64(alone, inputs, nothing)[0, 0], weight * value)
 
 
+def test_a_cap_bends_scores_in_float64() -> None:
+    case = replace(CASE, batch=1, longest=2, shortest=2, softcap=0.5)
+    inputs = random_inputs(case, 0, 0, "cpu")
+    keys, values = (cache.exact(inputs.slots, 0) for cache in inputs.caches)
+    scores = keys @ inputs.query[0, 0].double() / 4
+    expected = torch.softmax(0.5 * torch.tanh(2 * scores), 0) @ values
+    torch.testing.assert_close(varlen_float64(case, inputs, nothing)[0, 0], expected)
+
+
 def test_peers_get_sinks_or_say_that_they_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     given = dict[str, Any]()
     monkeypatch.setitem(
@@ -356,6 +369,10 @@ def test_peers_get_sinks_or_say_that_they_are_not_asked(monkeypatch: pytest.Monk
     implementations._prepare_flash_attn_3(case, inputs)()
     assert inputs.sinks is not None
     assert torch.equal(given["sinks"], inputs.sinks.bfloat16())
+    assert given["softcap"] == 0
+    capped = replace(CASE, dtype="bf16", softcap=2.0)
+    implementations._prepare_flash_attn_3(capped, random_inputs(capped, 0, 0, "cpu"))()
+    assert given["softcap"] == 2
     packed = replace(case, page_size=0)
     over_fp8 = replace(case, fp8_scales="all")
     for prepare, unsupported in (
@@ -380,6 +397,7 @@ def test_every_hard_input_can_be_made_and_has_a_reference() -> None:
     [
         ("varlen-cpu", "mixed"),
         ("varlen-cpu", "decode-window-sinks"),
+        ("varlen-cpu", "prompts-softcap"),
         ("decode-fp8-cpu", "ragged-16"),
         ("decode-tree-cpu", "star-4-ragged"),
     ],
@@ -421,6 +439,7 @@ def test_hidden_cases_are_small_and_others() -> None:
     [
         ("num_heads = 3, num_kv_heads = 2", "num_heads = 3 is not a multiple"),
         ("num_heads = 2, shortest = 9", "shortest"),
+        ("num_heads = 2, softcap = -1", "softcap = -1; expected a number from 0 to 10000"),
         ("num_heads = 2, chunks = 2", "chunks"),
         ('num_heads = 2, fp8_scales = "page"', "expected one of all, head, key"),
         ('num_heads = 2, fp8_scales = "head"', "fp16 or bf16, not fp32"),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _ELEMENT_BF16 = {"bf16": 1, "fp16": 0}
 """The CUDA kernels' macro for the dtypes that they take."""
+_MOST_SOFTCAP = 1e4
 _FUNCTIONS = ("attention_decode", "attention_decode_hopper", "attention_hopper_varlen", "attention_varlen")
 
 
@@ -61,6 +62,7 @@ def _parse_case(table: Table, name: str, dtype: str) -> VarlenCase:
         fp8_scales=fp8_scales,
         tree=table.value("tree", str, "a text", ""),
         sinks=table.value("sinks", bool, "true or false", False),
+        softcap=table.number("softcap", _MOST_SOFTCAP, f"a number from 0 to {_MOST_SOFTCAP:.0f}", 0.0),
     )
     _check_tree(table, case)
     return case
@@ -96,6 +98,7 @@ def _cells(case: VarlenCase) -> Mapping[str, object]:
         "fp8_scales": case.fp8_scales,
         "tree": case.tree,
         "sinks": case.sinks,
+        "softcap": case.softcap,
     }
 
 
@@ -115,6 +118,8 @@ def _shape(case: VarlenCase) -> str:
         phrase += f", {case.tree} trees"
     if case.sinks:
         phrase += ", sinks"
+    if case.softcap:
+        phrase += f", soft cap {case.softcap:g}"
     return phrase + ("" if case.causal else ", full")
 
 
@@ -219,12 +224,12 @@ OPERATION = Definition(
                 "chunks",
                 "chunk",
             ),
-            *("page_size", "causal", "window", "draw", "fp8_scales", "tree", "sinks"),
+            *("page_size", "causal", "window", "draw", "fp8_scales", "tree", "sinks", "softcap"),
         )
     ),
     parse_case=_parse_case,
     columns=columns_with(
-        "num_kv_heads", "seqlen_k", "keys", "page_size", "window", "fp8_scales", "tree", "sinks"
+        *("num_kv_heads", "seqlen_k", "keys", "page_size", "window", "fp8_scales", "tree", "sinks", "softcap")
     ),
     cells=_cells,
     shape=_shape,

@@ -48,6 +48,8 @@ class VarlenCase:
     """One of `trees.TREES`: queries of a sequence are the nodes of such a tree. Empty: they follow one another."""
     sinks: bool = False
     """Each head has a logit more, which takes part in the softmax and has no value."""
+    softcap: float = 0.0
+    """Scores s become softcap * tanh(s / softcap); 0: they stay as they are."""
 
     @property
     def id(self) -> str:

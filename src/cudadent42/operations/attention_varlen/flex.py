@@ -26,8 +26,10 @@ def prepare_flex(case: VarlenCase, inputs: VarlenInputs) -> Call:
         raise UnsupportedCaseError(
             "flex_attention multiplies values that nobody sees by zero, and slots without a key are NaN here"
         )
-    if case.tree or case.fp8_scales or case.sinks:
-        raise UnsupportedCaseError("flex_attention is not asked for trees, caches in FP8 and sinks")
+    if case.tree or case.fp8_scales or case.sinks or case.softcap:
+        raise UnsupportedCaseError(
+            "flex_attention is not asked for trees, caches in FP8, sinks and soft caps"
+        )
     if not case.tokens or not sum(case.seqlens_k):
         raise UnsupportedCaseError("flex_attention takes no batch without queries or keys")
     query, key, value = (tensor.transpose(0, 1)[None] for tensor in inputs.tensors)

@@ -24,13 +24,16 @@ def prepare_sdpa(case: VarlenCase, inputs: VarlenInputs) -> Call:
     """PyTorch's SDPA, a call for each sequence, whose keys are gathered from their pages in the call.
 
     Where the cache is in FP8, it reads the same keys in 16 bits. With sinks a sequence has a key of zeros more, whose
-    score is what the mask adds to it, and whose value is zero.
+    score is what the mask adds to it, and whose value is zero. With a soft cap, which SDPA has not, operations of
+    PyTorch stand in its place.
     """
     import torch
-    from torch.nn.functional import scaled_dot_product_attention as sdpa
+    from torch.nn.functional import scaled_dot_product_attention
 
+    from cudadent42.operations.attention_varlen.capped import capped_attention
     from cudadent42.operations.attention_varlen.tree_masks import hidden_by_tree
 
+    sdpa = partial(capped_attention, softcap=case.softcap) if case.softcap else scaled_dot_product_attention
     query, device = inputs.query, inputs.query.device
     starts_q = [0, *itertools.accumulate(case.seqlens_q)]
     starts_k = [0, *itertools.accumulate(case.seqlens_k)]
@@ -135,6 +138,7 @@ def arguments(case: VarlenCase, inputs: VarlenInputs) -> dict[str, Any]:
         "max_seqlen_k": max(case.seqlens_k),
         "causal": case.causal,
         "window": (case.window, -1),
+        **({"softcap": case.softcap} if case.softcap else {}),
         **lengths,
         **more,
     }
@@ -157,6 +161,7 @@ def _prepare_flash_attn_3(case: VarlenCase, inputs: VarlenInputs) -> Call:
         "cu_seqlens_q": inputs.cu_seqlens_q,
         "causal": case.causal,
         "window_size": case.sides,
+        "softcap": case.softcap,
     }
     if inputs.block_table is None:
         function = partial(
@@ -194,6 +199,8 @@ def _prepare_flash_attn_3_fp8(module: Any, case: VarlenCase, inputs: VarlenInput
         raise UnsupportedCaseError("FlashAttention-3 is asked for FP8 in pages alone")
     if case.fp8_scales == "key":
         raise UnsupportedCaseError("FlashAttention-3 has no scale for each key")
+    if case.softcap:
+        raise UnsupportedCaseError("FlashAttention-3 is asked for a soft cap over 16 bits alone")
     each = case.batch, case.num_kv_heads
     query, key, value = inputs.tensors
     one = torch.ones((), dtype=torch.float32, device=query.device)
@@ -255,6 +262,7 @@ def _prepare_flashinfer(case: VarlenCase, inputs: VarlenInputs) -> Call:
         "window_left": case.window,
         "q_data_type": query.dtype,
         "kv_data_type": key.dtype,
+        "logits_soft_cap": case.softcap,
     }
     if case.tree:  # takes the place of causal; a bool for each query and key of all sequences
         options["custom_mask"] = _seen(case, inputs)

@@ -161,7 +161,7 @@ Change = Callable[[VarlenInputs], VarlenInputs]
 def hard_inputs(dtype: str) -> tuple[HardInput, ...]:
     """Every length that goes wrong, and values that do."""
 
-    def hard(kind: str, change: Change = _unchanged, **numbers: int | bool | str) -> HardInput:
+    def hard(kind: str, change: Change = _unchanged, **numbers: float | bool | str) -> HardInput:
         usual = VarlenCase(kind, dtype, 5, 4, 2, longest=260, shortest=1, head_dim=64, page_size=16)
         return _hard_input(kind, replace(usual, **numbers), change)  # type: ignore[arg-type]
 
@@ -187,6 +187,9 @@ def hard_inputs(dtype: str) -> tuple[HardInput, ...]:
         hard("sinks_window", sinks=True, window=20, longest=300),
         hard("sinks_more_queries_than_keys", sinks=True, queries=70, longest=60),
         hard("large_sinks", _large_sinks, sinks=True, queries=3),
+        hard("softcap", softcap=3.0, queries=2),
+        hard("softcap_window_prefill", softcap=3.0, window=20, queries=0, longest=200),
+        hard("softcap_sinks_packed", softcap=3.0, sinks=True, page_size=0),
         hard("one_key_head", num_heads=8, num_kv_heads=1),
         hard("as_many_key_heads", num_heads=3, num_kv_heads=3),
         hard("wide_head", head_dim=128, queries=3),
@@ -209,7 +212,7 @@ def hard_cases(cases: Sequence[VarlenCase], device: str) -> tuple[HardInput, ...
     for case in sorted(cases, key=lambda case: case.scores):
         if 0 < case.scores <= most and not case.fp8_scales:
             lengths = case.page_size > 0, case.queries, case.chunks > 0
-            kind = (case.dtype, case.head_dim, *lengths, case.tree, case.sinks)
+            kind = (case.dtype, case.head_dim, *lengths, case.tree, case.sinks, case.softcap)
             largest[kind] = case
     changes = {"large_logits": _large_logits, "nan_key": _nan_key}
     return (

@@ -48,6 +48,8 @@ def varlen_float64(case: VarlenCase, inputs: VarlenInputs, on_chunk: OnChunk) ->
                 if has_tree and inputs.tree_mask is not None:
                     hidden |= hidden_by_tree(inputs.tree_mask[token + start : token + stop], queries, keys)
                 scores = query[token + start : token + stop, head].double() @ key.T * case.head_dim**-0.5
+                if case.softcap:
+                    scores = case.softcap * torch.tanh(scores / case.softcap)
                 scores = scores.masked_fill(hidden, -torch.inf)
                 if inputs.sinks is not None:
                     scores = torch.cat((scores, inputs.sinks[head].double().expand(stop - start, 1)), dim=-1)
