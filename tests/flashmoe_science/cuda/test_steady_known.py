@@ -79,6 +79,17 @@ def test_calls_of_one_kind_may_have_any_shapes_in_turn(machine: Machine) -> None
     assert call((torch.zeros(()), torch.zeros(9, 4), None, None), OPTIONS, 1, 40) is None
 
 
+def test_an_error_of_one_call_s_check_leaves_the_next_alone(machine: Machine) -> None:
+    one, other = machine.made_like(inputs()), machine.made_like(inputs())
+
+    def fails(*tensors: Any) -> bool:
+        raise ValueError
+
+    other.fields.matches = fails
+    assert attempt(one, other)(inputs(), OPTIONS, 1, 40) is not None
+    assert len(machine.launched) == 1
+
+
 def test_the_latest_call_is_tried_first(machine: Machine) -> None:
     asked, like = list[str](), {"one": True, "other": True}
     made = {name: machine.made_like(inputs()) for name in like}
