@@ -42,10 +42,11 @@ def prepare_sdpa(case: VarlenCase, inputs: VarlenInputs) -> Call:
 
     def options_of(index: int, queries: int, keys: int) -> dict[str, Any]:
         has_tree = inputs.tree_mask is not None and bool(case.words(index))
-        if inputs.sinks is None and left < 0 and (right < 0 or queries == 1) and not has_tree:
-            return {}
-        if inputs.sinks is None and left < 0 and queries == keys and not has_tree:
-            return {"is_causal": True}
+        if left < 0 and not has_tree and inputs.sinks is None:
+            if right < 0 or queries == 1:
+                return {}
+            if queries == keys:
+                return {"is_causal": True}
         position = torch.arange(queries, dtype=torch.int64, device=device)[:, None] + keys - queries
         column = torch.arange(keys, dtype=torch.int64, device=device)
         seen = torch.ones(queries, keys, dtype=torch.bool, device=device)
