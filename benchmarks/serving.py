@@ -255,17 +255,19 @@ def prefill(scale: Scale) -> Iterator[Race]:
             "packed": paged(0, causal=causal),
             "pages of 64": paged(64, causal=causal),
             "pages of 16": paged(16, causal=causal),
+            "pages of 8": paged(8, causal=causal),
+            "pages of 1": paged(1, causal=causal),
             "fa3": Arm(
                 lambda batch, causal=causal: flash_attn_3_packed(batch, causal=causal),  # type: ignore[misc]
                 lambda batch: keys_of(batch, 0),
             ),
         }
         pairs = (
-            *(("dense", name) for name in ("packed", "pages of 64", "pages of 16")),
+            *(("dense", name) for name in arms if not name.startswith(("dense", "fa3"))),
             ("dense, a token's heads together", "packed"),
             ("fa3", "packed"),
         )
-        made = scale.batches((length,) * batch, (length,) * batch, heads, kv_heads, 128, pages=(64, 16))
+        made = scale.batches((length,) * batch, (length,) * batch, heads, kv_heads, 128, pages=(64, 16, 8, 1))
         name = f"{scale.title(batch, length)} {heads}/{kv_heads}{'' if causal else ' full'}"
         yield Race(name, made, arms, pairs, {"causal": causal})
 

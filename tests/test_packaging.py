@@ -45,7 +45,7 @@ def test_the_wheel_runs_on_any_platform(wheel: Path) -> None:
         kernels = [
             each.compress_size for each in archive.infolist() if each.filename.startswith("flashmoe_science/")
         ]
-    assert sum(kernels) < 790_000
+    assert sum(kernels) < 800_000
 
 
 def test_the_wheel_is_packed_as_tightly_as_deflate_can(wheel: Path) -> None:

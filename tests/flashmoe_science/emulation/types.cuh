@@ -32,7 +32,7 @@ inline uint32 fbits(float x) { uint32 f; memcpy(&f,&x,4); return f; }
 inline uint32 __umulhi(uint32 a, uint32 b) { return (uint64)a*b >> 32; }
 inline int min(int a, int b) { return a<b?a:b; } inline int max(int a, int b) { return a>b?a:b; }
 inline uint32 __byte_perm(uint32 a, uint32 b, uint32 s) { uint64 v = ((uint64)b<<32)|a; uint32 r=0; for (int i=0;i<4;i++) r |= ((v >> (8*((s>>(4*i))&7))) & 255) << (8*i); return r; }
-template <class T> T __shfl_sync(unsigned, T x, int from) { memcpy(&warp_->slot[lane_][0],&x,4); __syncwarp(); T y; memcpy(&y,&warp_->slot[from][0],4); __syncwarp(); return y; }
+template <class T> T __shfl_sync(unsigned, T x, int from) { memcpy(&warp_->slot[lane_][0],&x,sizeof x); __syncwarp(); T y; memcpy(&y,&warp_->slot[from][0],sizeof y); __syncwarp(); return y; }
 template <class T> T __shfl_xor_sync(unsigned m, T x, int with) { return __shfl_sync(m, x, lane_ ^ with); }
 template <class T> T __shfl_up_sync(unsigned m, T x, int by) { return __shfl_sync(m, x, lane_ < by ? lane_ : lane_ - by); }
 inline bool __any_sync(unsigned, bool x) { warp_->slot[lane_][0]=x; __syncwarp(); bool y=false; for (int i=0;i<32;i++) y |= warp_->slot[i][0] != 0; __syncwarp(); return y; }

@@ -25,7 +25,7 @@ from flashmoe_science.cuda.repeat import raw_stream
 from flashmoe_science.cuda.tensor_map import MAP_BYTES, TensorMap
 from flashmoe_science.cuda.tickets import ticket_pool
 from flashmoe_science.cuda.varlen.arguments import division
-from flashmoe_science.cuda.varlen.key_maps import KeyMaps, misaligned
+from flashmoe_science.cuda.varlen.key_maps import KeyMaps, KeyRows, misaligned
 from flashmoe_science.cuda.varlen.kind import VarlenKernel
 from flashmoe_science.errors import InputError, KernelDefectError
 from flashmoe_science.jit.nvrtc import CudaKernel
@@ -42,8 +42,7 @@ _ROWS = 64  # of a consumer warpgroup
 _UNLIMITED = 1 << 29
 _MOST_ROWS = 1 << 30
 _ALIGNMENT = 16
-_FEWEST_PAGE_ROWS = 16
-"""Of a box: with pages of 1, whose boxes are 128 bytes, this kernel took 5.9 times as long as the dense one."""
+_LARGEST_FULL = 128
 _BUILT_AHEAD = (64, 128)
 """Head dimensions."""
 _REMEMBERED = 16
@@ -67,8 +66,9 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
     if configs.compiled_dimensions(problem.head_dim, problem.value_dim) is None:
         most = configs.DIMENSIONS[-1]
         return f"head_dim and value_dim are at most {most[0]} and {most[1]}"
-    if 0 < features(problem).page_rows < _FEWEST_PAGE_ROWS:
-        return f"pages of {problem.page_size} are too small for it: it needs multiples of {_FEWEST_PAGE_ROWS}"
+    has = features(problem)
+    if has.page_rows == 1 and not has.causal and problem.head_dim > _LARGEST_FULL:
+        return f"full attention over pages of no multiple of 8 has head_dim at most {_LARGEST_FULL}"  # it would spill
     return why_not_strides(problem)
 
 
@@ -163,6 +163,7 @@ def kernel(configuration: HopperVarlenConfiguration, dtype: torch.dtype) -> Cuda
             "PAGE_ROWS": has.page_rows or configuration.block_n,
             **({"CHUNK": 1} if has.chunk else {}),
             **({"TREE": 1} if has.tree else {}),
+            **({"NATIVE_CP_ASYNC": 1} if has.page_rows == 1 else {}),
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "MMA_K": 16,
         },
@@ -265,7 +266,12 @@ class TensorMaps:
         self._problem = problem
         self._tokens = -1
         self._query: TensorMap | None = None
-        self._keys = KeyMaps(buffer, MAP_BYTES, problem, tile.features.page_rows or tile.block_n)
+        rows = tile.features.page_rows
+        self._keys: KeyMaps | KeyRows = (
+            KeyRows(buffer, MAP_BYTES, problem)
+            if rows == 1
+            else KeyMaps(buffer, MAP_BYTES, problem, rows or tile.block_n)
+        )
 
     def describe(self, tensors: Tensors) -> None:
         """Raises InputError for a tensor that TMA cannot address."""

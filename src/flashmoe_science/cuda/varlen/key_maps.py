@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from typing import Any
 
 from flashmoe_science.configs.attention.hopper import SWIZZLE_PANEL
@@ -11,6 +12,8 @@ from flashmoe_science.errors import InputError
 from flashmoe_science.varlen.problem import Problem, Tensors
 
 _ALIGNMENT = 16
+_ADDRESS = struct.Struct("Q")
+_ROW_MAP = struct.Struct("Q 3q i")  # the address, strides in bytes, 16 bytes of a row
 
 
 class KeyMaps:
@@ -69,6 +72,28 @@ class KeyMaps:
             self._box,
             read_once=self._read_once,
         )
+
+
+class KeyRows:
+    """Where rows of key and value lie, for a kernel that copies them one by one, in the places of their tensor maps."""
+
+    def __init__(self, buffer: Any, at: int, problem: Problem) -> None:
+        """Args: see `KeyMaps`."""
+        self._buffer = buffer
+        self._offsets = {"key": at, "value": at + MAP_BYTES}
+        element = problem.dtype.itemsize
+        rows = (problem.key_strides, problem.head_dim), (problem.value_strides, problem.value_dim)
+        for offset, (strides, dim) in zip(self._offsets.values(), rows, strict=True):
+            in_bytes = (stride * element for stride in strides)
+            _ROW_MAP.pack_into(buffer, offset, 0, *in_bytes, dim * element // _ALIGNMENT)
+
+    def describe(self, tensors: Tensors) -> None:
+        """Raises InputError for a tensor whose rows cannot be read 16 bytes at a time."""
+        for name, offset in self._offsets.items():
+            address = getattr(tensors, name).data_ptr()
+            if address % _ALIGNMENT:
+                raise InputError(misaligned(name))
+            _ADDRESS.pack_into(self._buffer, offset, address)
 
 
 def misaligned(name: str) -> str:

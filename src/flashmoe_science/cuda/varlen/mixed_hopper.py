@@ -31,6 +31,7 @@ _SHORTER = 4
 """Prompts are taken to be beside decode steps where the longest has so many times the average number of queries."""
 _LARGE_DIM = 128
 _CAPPED_ROWS = 64
+_FEWEST_ROWS = 16
 _BUILT_AHEAD_PAGE = 16
 MAPS_AT = hopper.ARGUMENT_BYTES
 FEW_AT = MAPS_AT + decode_hopper.MAPS_BYTES
@@ -44,6 +45,8 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
         return reason
     if problem.tree:
         return "it has no trees"
+    if 0 < hopper.features(problem).page_rows < _FEWEST_ROWS:
+        return f"pages of {problem.page_size} are no multiple of {_FEWEST_ROWS}"
     if problem.split_keys:
         return "it does not split keys at multiples of a number"
     if problem.head_dim != problem.value_dim or problem.head_dim not in few_configs.DIMENSIONS:

@@ -19,7 +19,7 @@ pytestmark = [
 LONG = Shape((900, 1, 64), (4100, 8193, 64), 8, 2, 128, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("page_size", [0, 16, 64])
+@pytest.mark.parametrize("page_size", [0, 1, 16, 64])
 @pytest.mark.parametrize("kernel", ["decode", "hopper", "portable"])
 @pytest.mark.parametrize("lengths", [*LENGTHS, "long"])
 def test_as_exact_as_pytorch(

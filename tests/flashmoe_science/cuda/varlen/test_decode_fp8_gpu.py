@@ -52,6 +52,17 @@ def test_decode_steps_of_many_sets(sequences: int, queries: int, page_size: int)
         assert_as_exact_as_ideal(out, lse, call, wide, **bounds(shape))
 
 
+@pytest.mark.parametrize("queries", [1, 4])
+@pytest.mark.parametrize("scales", ["each head", "each key"])
+def test_a_thousand_repetitions_give_the_same_bits(scales: str, queries: int) -> None:
+    keys = tuple(KEYS[i % 6] + 40 * i + (7000 if i == 3 else 0) for i in range(24))
+    shape = Shape((queries,) * 24, keys, 32, 8, 128, dtype=BF16)
+    given = to(quantized(paged(shape, 16), scales)[0], "cuda")
+    first = attention_varlen(**given, **bounds(shape))  # type: ignore[arg-type]
+    for _ in range(1000):
+        assert torch.equal(attention_varlen(**given, **bounds(shape)), first)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("page_size", [0, 16])
 @pytest.mark.parametrize("scales", ["each head", "each key"])
 def test_prompts_go_by_way_of_a_copy_in_16_bits(scales: str, page_size: int) -> None:

@@ -200,6 +200,40 @@ def test_two_problems_in_turns_share_the_workspace_of_a_stream() -> None:
             assert torch.equal(lse, alone[number % 3][1])
 
 
+def test_two_graphs_share_the_workspace_of_a_stream() -> None:
+    """Captured apart and replayed by turns, as a server has one for each size of batch."""
+    shapes = (
+        Shape((1,) * 5, (20000, 1, 0, 129, 700), 32, 8, 128, dtype=BF16),
+        Shape((4,) * 2, (9000, 700), 32, 8, 128, dtype=BF16),
+    )
+    calls = [(to(paged(shape, 16, seed), "cuda"), bounds(shape)) for seed, shape in enumerate(shapes)]
+    graphs, results, alone = [], [], []
+    for call, given in calls:
+        alone.append(attend(call, **given))
+        torch.cuda.synchronize()
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            results.append([attend(call, **given) for _ in range(10)])
+    for _ in range(20):
+        for graph in graphs:
+            graph.replay()
+    torch.cuda.synchronize()
+    for first, captured in zip(alone, results, strict=True):
+        for out, lse in captured:
+            assert torch.equal(out, first[0])
+            assert torch.equal(lse, first[1])
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_sequences_share_pages(page_size: int) -> None:
+    """Sequences that begin alike have the pages of that beginning in common."""
+    shape = Shape((1, 2, 1), (900, 800, 641), 32, 8, 128, dtype=BF16)
+    host = paged(shape, page_size)
+    shared = 640 // page_size
+    host["block_table"][1:, :shared] = host["block_table"][0, :shared]
+    check(host, shape)
+
+
 def test_two_threads_on_streams_of_their_own_have_workspaces_of_their_own() -> None:
     shape = Shape((1,) * 4, (9000, 700, 40, 1), 32, 8, 128, dtype=BF16)
     calls = [to(paged(shape, 16, seed), "cuda") for seed in range(2)]

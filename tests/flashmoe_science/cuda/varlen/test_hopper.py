@@ -31,6 +31,15 @@ def check(
     assert_as_exact_as_pytorch(out, lse, call, **given)
 
 
+SPILL_OPTIONS: tuple[dict[str, Any], ...] = tuple(
+    {"causal": causal, "window": window, "softcap": softcap, **chunk}
+    for causal in (True, False)
+    for window in ((-1, -1), (100, 0 if causal else 7))
+    for softcap in (0.0, 5.0)
+    for chunk in ({}, {"chunk": 128})
+    if causal or not chunk
+)
+"""What kernels are compiled apart for."""
 RAGGED = Shape((130, 1, 0, 33, 2), (200, 77, 9, 20, 0), 4, 2, 64, dtype=BF16)
 
 
@@ -51,6 +60,36 @@ def test_packed_with_slots_that_are_not_used(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_pages(page_size: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(paged(RAGGED, page_size, layout=layout, spare_rows=2, garbage=1 << 30), RAGGED, monkeypatch)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    ("page_size", "layout"), [(1, "NHD"), (5, "HND"), (4, "joint"), (198, "interleaved"), (8, "NHD")]
+)
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim"),
+    [(128, 128), pytest.param(192, 128, marks=pytest.mark.slow), (256, 256), (40, 72), (192, 192)],
+)
+def test_pages_that_no_box_fits(
+    head_dim: int, value_dim: int, page_size: int, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = Shape((70, 3, 0, 1), (210, 20, 9, 0), 2, 1, head_dim, value_dim, BF16)
+    if layout == "joint" and head_dim != value_dim:
+        layout = "NHD"
+    call = paged(shape, page_size, layout=layout, spare_rows=2, garbage=1 << 30)
+    check(call, shape, monkeypatch)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    ("causal", "window"), [(True, (128, 0)), (False, (17, 5)), (True, (0, 0)), (False, (-1, -1))]
+)
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_windows_over_pages_that_no_box_fits(
+    softcap: float, causal: bool, window: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = Shape((300, 1, 150), (300, 500, 100), 2, 2, 64, dtype=FP16)
+    check(paged(shape, 4), shape, monkeypatch, causal=causal, window=window, softcap=softcap)
 
 
 @NEEDS_COMPILER
@@ -91,16 +130,17 @@ def test_windows(causal: bool, window: tuple[int, int], monkeypatch: pytest.Monk
 
 
 @NEEDS_COMPILER
-def test_keys_before_a_window_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page_size", [16, 9])
+def test_keys_before_a_window_are_not_read(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape((40,), (500,), 2, 1, 64, dtype=BF16)
-    call = paged(shape, 16)
+    call = paged(shape, page_size)
     expected = attend(call, monkeypatch, window=(30, 0), **bounds(shape))
     # The first row stands at position 460, so that no key before 430 is seen: pages that end before it are given back.
-    freed = call["block_table"][0, : 430 // 16]
+    freed = call["block_table"][0, : 430 // page_size]
     call["key"][freed.long()] = NAN
     call["value"][freed.long()] = NAN
-    call["value"][call["block_table"][0, 430 // 16].long(), : 430 % 16] = NAN
-    call["block_table"][0, : 430 // 16] = 1 << 30
+    call["value"][call["block_table"][0, 430 // page_size].long(), : 430 % page_size] = NAN
+    call["block_table"][0, : 430 // page_size] = 1 << 30
     again = attend(call, monkeypatch, window=(30, 0), **bounds(shape))
     assert torch.equal(expected[0], again[0])
     assert torch.equal(expected[1], again[1])
@@ -201,10 +241,16 @@ def test_it_is_for_hopper_and_sixteen_bits() -> None:
     assert "at most 256" in str(hopper.why_not(problem(head_dim=320), H200, 255))
 
 
-def test_small_pages_go_elsewhere() -> None:
+@pytest.mark.parametrize("page_size", [1, 8, 48])
+def test_it_takes_pages_of_any_size(page_size: int) -> None:
     shape = Shape((200,), (200,), 2, 2, 64, dtype=BF16)
-    assert hopper.why_not(problem_of(paged(shape, 48)), H200, 255) is None
-    assert "too small" in str(hopper.why_not(problem_of(paged(shape, 8)), H200, 255))
+    assert hopper.why_not(problem_of(paged(shape, page_size)), H200, 255) is None
+
+
+def test_what_would_spill_over_small_pages_goes_elsewhere() -> None:
+    call = paged(Shape((200,), (200,), 2, 2, 256, dtype=BF16), 1)
+    assert hopper.why_not(problem_of(call), H200, 255) is None
+    assert "full attention" in str(hopper.why_not(problem_of(call, causal=False), H200, 255))
 
 
 def test_split_keys_take_one_tile_for_all_batches() -> None:
@@ -225,7 +271,9 @@ def test_heads_share_a_tile_where_they_divide_its_rows(heads: int, kv_heads: int
     assert hopper.heads_of_tile(problem(heads=heads, kv_heads=kv_heads)) == expected
 
 
-@pytest.mark.parametrize(("page_size", "rows"), [(1, 1), (16, 16), (48, 16), (64, 64), (256, 128), (544, 32)])
+@pytest.mark.parametrize(
+    ("page_size", "rows"), [(1, 1), (4, 1), (24, 8), (16, 16), (48, 16), (64, 64), (256, 128), (544, 32)]
+)
 def test_a_box_lies_in_one_page(page_size: int, rows: int) -> None:
     shape = Shape((200,), (200,), 2, 2, 64, dtype=BF16)
     assert hopper.features(problem_of(paged(shape, page_size))).page_rows == rows
@@ -250,3 +298,17 @@ def test_common_kernels_keep_everything_in_registers(pair: tuple[int, int], nvrt
 
     tile = tile_of(problem(head_dim=pair[0], value_dim=pair[1]))
     compile_kernel(hopper.kernel(tile, BF16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", configs.DIMENSIONS)
+@pytest.mark.parametrize("page_size", [1, 8])
+def test_no_kernel_over_small_pages_spills(page_size: int, pair: tuple[int, int], nvrtc: None) -> None:
+    from flashmoe_science.jit.nvrtc import compile_kernel
+
+    shape = Shape((200,), (200,), 2, 2, *pair, BF16)
+    for options in SPILL_OPTIONS:
+        given = problem_of(paged(shape, page_size), **options)
+        if hopper.why_not(given, H200, 255) is None:
+            for wide in (False, True):
+                compile_kernel(hopper.kernel(tile_of(given, wide), BF16))

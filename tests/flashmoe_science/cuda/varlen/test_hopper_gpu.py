@@ -43,10 +43,11 @@ def test_ragged_and_packed(case: int, head_dim: int, causal: bool) -> None:
     check(packed(shape, spare_keys=7), shape, causal=causal)
 
 
+@pytest.mark.parametrize("page_size", [16, 8, 1])
 @pytest.mark.parametrize("case", range(len(CASES)))
-def test_ragged_and_in_pages(case: int) -> None:
+def test_ragged_and_in_pages(case: int, page_size: int) -> None:
     shape = Shape(*CASES[case], 8, 2, 128, dtype=BF16)
-    check(paged(shape, 16, spare_rows=3), shape)
+    check(paged(shape, page_size, spare_rows=3), shape)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
@@ -58,9 +59,10 @@ def test_dimensions(head_dim: int, value_dim: int, dtype: torch.dtype) -> None:
     shape = Shape((130, 1, 0, 33), (200, 77, 9, 20), 4, 2, head_dim, value_dim, dtype)
     check(packed(shape, spare_rows=5), shape)
     check(paged(shape, 16), shape, causal=False)
+    check(paged(shape, 5), shape)
 
 
-@pytest.mark.parametrize("page_size", [16, 32, 48, 64, 128, 256, 544])
+@pytest.mark.parametrize("page_size", [1, 5, 8, 24, 200, 16, 32, 48, 64, 128, 256, 544])
 @pytest.mark.parametrize("layout", ["NHD", "HND", "joint", "interleaved"])
 def test_pages(page_size: int, layout: str) -> None:
     lengths = (0, 1, page_size - 1, page_size, page_size + 1, 3 * page_size, 130)
@@ -80,9 +82,10 @@ def test_pages(page_size: int, layout: str) -> None:
     ],
 )
 @pytest.mark.parametrize("options", ["none", "softcap", "sinks", "all"])
-def test_options(causal: bool, window: tuple[int, int], options: str) -> None:
+@pytest.mark.parametrize("page_size", [32, 3])
+def test_options(page_size: int, causal: bool, window: tuple[int, int], options: str) -> None:
     shape = Shape((300, 1, 150, 7), (300, 500, 100, 400), 8, 2, 64, dtype=BF16)
-    call = paged(shape, 32, spare_rows=3)
+    call = paged(shape, page_size, spare_rows=3)
     if options in ("sinks", "all"):
         call["sinks"] = torch.tensor([0.0, 1.0, -float("inf"), 30.0, -5.0, 2.0, 0.5, 100.0])
     softcap = 5.0 if options in ("softcap", "all") else 0.0
@@ -100,6 +103,7 @@ def test_heads(group: tuple[int, int]) -> None:
 def test_the_wide_tile(causal: bool) -> None:
     shape = Shape((700, 3, 190), (8300, 140, 500), 32, 16, 64, dtype=BF16)
     check(packed(shape), shape, causal=causal)
+    check(paged(shape, 1), shape, causal=causal)
 
 
 def test_scores_that_outgrow_their_reference() -> None:
@@ -124,9 +128,10 @@ def test_a_cache_beyond_32_bits_of_elements() -> None:
     assert_as_exact_as_pytorch(out, lse, same, **given)
 
 
-def test_a_graph_is_replayed_after_lengths_and_pages_changed() -> None:
+@pytest.mark.parametrize("page_size", [16, 1])
+def test_a_graph_is_replayed_after_lengths_and_pages_changed(page_size: int) -> None:
     largest = Shape((64, 64, 64), (512, 512, 512), 8, 2, 128, dtype=BF16)
-    call = to(paged(largest, 16), "cuda")
+    call = to(paged(largest, page_size), "cuda")
     given = bounds(largest)
     attend(call, **given)
     torch.cuda.synchronize()
@@ -164,14 +169,25 @@ def test_nothing_is_synchronised_and_no_step_makes_a_plan() -> None:
     assert len(_runs) == plans
 
 
-def test_the_same_bits_every_time() -> None:
+@pytest.mark.parametrize("page_size", [16, 1])
+def test_the_same_bits_every_time(page_size: int) -> None:
     shape = Shape((100, 1, 64, 700), (700, 900, 64, 700), 8, 2, 128, dtype=BF16)
-    call = to(paged(shape, 16), "cuda")
+    call = to(paged(shape, page_size), "cuda")
     first = attend(call, **bounds(shape))
     for _ in range(1000):
         again = attend(call, **bounds(shape))
         assert torch.equal(first[0], again[0])
         assert torch.equal(first[1], again[1])
+
+
+@pytest.mark.parametrize("page_size", [1, 8, 16, 64])
+def test_sequences_share_pages(page_size: int) -> None:
+    """Prompts that begin alike have the pages of that beginning in common."""
+    shape = Shape((40, 90, 17), (333, 300, 290), 8, 2, 128, dtype=BF16)
+    host = paged(shape, page_size)
+    shared = 256 // page_size
+    host["block_table"][1:, :shared] = host["block_table"][0, :shared]
+    check(host, shape)
 
 
 def test_with_split_keys_a_sequence_has_the_same_bits_alone_and_in_a_batch() -> None:

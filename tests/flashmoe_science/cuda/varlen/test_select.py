@@ -144,7 +144,7 @@ def test_every_call_of_16_bits_has_a_kernel(
 def test_rows_too_many_for_the_decode_kernel_go_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of(paged(Shape((8,), (3,), 16, 4, 128, dtype=torch.bfloat16), 1), split_keys=128)
     assert taken(problem, H200, sizes_of(8)) is VarlenKernel.DECODE_HOPPER
-    assert taken(dataclasses.replace(problem, head_dim=96), H200, sizes_of(8)) is VarlenKernel.PORTABLE
+    assert taken(dataclasses.replace(problem, head_dim=96), H200, sizes_of(8)) is VarlenKernel.HOPPER
     monkeypatch.setenv(OVERRIDE_VARIABLE, "decode")
     with pytest.raises(NoKernelError, match="decode: it is for few queries: up to 16 rows of heads"):
         taken(problem, H200, sizes_of(8))

@@ -55,9 +55,12 @@ struct Buffers {
     __device__ uint32 tile_empty(int slot) const { return tile_full(slot) + 8; }
 };
 
-// By one thread, with a fence after it.
+constexpr uint32 TILE_READERS = CONSUMER_WARPS + 2;  // each tells when it has read a tile of work
+
+// By one thread, with a fence after it. `arrivals`: that make a block of keys or values full.
 template <uint32 TILE_BYTES>
-__device__ __forceinline__ void initialise_barriers(const Buffers<TILE_BYTES>& shared) {
+__device__ __forceinline__ void initialise_barriers(const Buffers<TILE_BYTES>& shared, uint32 arrivals = 1,
+                                                    uint32 readers = TILE_READERS) {
     for (int stage = 0; stage < Q_STAGES; ++stage) {
         for (int consumer = 0; consumer < CONSUMERS; ++consumer) {
             ptx::mbarrier_init(shared.query_full(stage, consumer), 1);
@@ -65,16 +68,16 @@ __device__ __forceinline__ void initialise_barriers(const Buffers<TILE_BYTES>& s
         }
     }
     for (int stage = 0; stage < K_STAGES; ++stage) {
-        ptx::mbarrier_init(shared.key_full(stage), 1);
+        ptx::mbarrier_init(shared.key_full(stage), arrivals);
         ptx::mbarrier_init(shared.key_empty(stage), CONSUMER_WARPS);
     }
     for (int stage = 0; stage < V_STAGES; ++stage) {
-        ptx::mbarrier_init(shared.value_full(stage), 1);
+        ptx::mbarrier_init(shared.value_full(stage), arrivals);
         ptx::mbarrier_init(shared.value_empty(stage), CONSUMER_WARPS);
     }
     for (int slot = 0; slot < TILE_SLOTS; ++slot) {
         ptx::mbarrier_init(shared.tile_full(slot), 1);
-        ptx::mbarrier_init(shared.tile_empty(slot), CONSUMER_WARPS + 2);
+        ptx::mbarrier_init(shared.tile_empty(slot), readers);
     }
 }
 

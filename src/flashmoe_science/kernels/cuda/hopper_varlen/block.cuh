@@ -16,8 +16,10 @@ __device__ __forceinline__ void go_through_tiles(const Parameters& parameters, u
     const int warpgroup = warp / 4;
     if (warp == 0 && ptx::elect_lane()) {
         ptx::prefetch_map(parameters.query);
+#if !GATHER
         ptx::prefetch_map(parameters.key);
         ptx::prefetch_map(parameters.value);
+#endif
         initialise(shared);
     }
     __syncthreads();
@@ -29,7 +31,12 @@ __device__ __forceinline__ void go_through_tiles(const Parameters& parameters, u
         } else if (warp == 1) {
             produce_values(parameters, shared);
         } else if (warp == 2) {
-            produce_queries(parameters, shared);
+#if LAST_ROWS
+            produce_last_rows(parameters, shared);
+#else
+            for (Queries queries; queries.produce(parameters, shared);) {
+            }
+#endif
         } else {
             hand_out_tiles(parameters, shared, index, blocks);
         }

@@ -5,6 +5,7 @@
 #include "hopper/softmax.cuh"
 #include "hopper_varlen/shared.cuh"
 #include "mma/descriptor.cuh"
+#include "ptx/bulk.cuh"
 #include "ptx/global.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/named_barrier.cuh"
@@ -120,6 +121,11 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
         const int next = consumer + 1 == CONSUMERS ? 0 : consumer + 1;
         if (PING_PONG) ptx::barrier_arrive(TURN_BARRIER + next, 2 * WARPGROUP);
     };
+    // Rows that were copied one by one are there for wgmma only after a fence.
+    const auto wait_for = [](uint32 full, uint32 parity) {
+        ptx::mbarrier_wait(full, parity);
+        if (GATHER) ptx::fence_async_shared();
+    };
     Ring<SLOTS> slot;
     // Of the tile whose scores come next:
     int block;        // the block
@@ -208,7 +214,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
     pass_over_keys();
     pass_over_values();
     ptx::mbarrier_wait(shared.query_full(query.stage, consumer), query.parity);
-    ptx::mbarrier_wait(shared.key_full(key.stage), key.parity);
+    wait_for(shared.key_full(key.stage), key.parity);
     multiply_keys(s, query_tile(), key_tile());
     ptx::wgmma_wait<0>();
     ptx::pin(s);
@@ -235,10 +241,10 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
             --block;
         }
 
-        ptx::mbarrier_wait(shared.key_full(key.stage), key.parity);
+        wait_for(shared.key_full(key.stage), key.parity);
         take_turn();
         multiply_keys(s, query_tile(), key_tile());
-        ptx::mbarrier_wait(shared.value_full(value.stage), value.parity);
+        wait_for(shared.value_full(value.stage), value.parity);
         multiply_values(o, probabilities, value_tile(), accumulate);
         pass_turn();
         ptx::wgmma_wait<1>();
@@ -277,7 +283,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
         pack_probabilities(s, probabilities);
     }
 
-    ptx::mbarrier_wait(shared.value_full(value.stage), value.parity);
+    wait_for(shared.value_full(value.stage), value.parity);
     multiply_values(o, probabilities, value_tile(), accumulate);
     ptx::wgmma_wait<0>();
     ptx::pin(o);

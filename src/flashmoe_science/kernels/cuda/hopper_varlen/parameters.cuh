@@ -12,21 +12,47 @@ namespace hopper {
 
 // Macros from the configuration (configs/): HEAD_DIM, VALUE_DIM, CONSUMERS, BLOCK_N, K_STAGES, V_STAGES, Q_STAGES,
 // PING_PONG, SECTION_MIB, CAUSAL, LEFT_WINDOW, SOFTCAP, PAGED, PAGE_ROWS; and CHUNK or TREE, or neither.
+//
+// GATHER: keys and values are copied row by row, as pages are no multiple of 16.
+// LAST_ROWS: so many of each block a third warp copies, of keys and of values, whose own work another has; 0 with trees, as what
+// nobody sees is taken out of all rows at once.
+#define GATHER (PAGED && PAGE_ROWS == 1)
+#if GATHER && !TREE
+#define LAST_ROWS (BLOCK_N / 4)
+#else
+#define LAST_ROWS 0
+#endif
+
 constexpr int BOXES = PAGED ? BLOCK_N / PAGE_ROWS : 1;  // boxes of a panel of a block, each in a page
 static_assert(!PAGED || BOXES * PAGE_ROWS == BLOCK_N, "a block is a number of boxes");
 
 // Registers per thread after reallocation. The sum over all warps must fit what the launch got: 168 each for three
-// warpgroups, 128 each for four. Producers look sequences and pages up and take more than those of the dense kernel.
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 40;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 232;
+// warpgroups, 128 each for four. Producers look sequences and pages up and take more than those of the dense kernel, and more still
+// where they copy rows and the consumers can spare them.
+constexpr bool MANY_ADDRESSES = GATHER && HEAD_DIM <= 128;
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : MANY_ADDRESSES ? 56 : 40;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : MANY_ADDRESSES ? 224 : 232;
 static_assert(CONSUMERS > 1, "two or three consumer warpgroups");
 static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= (CONSUMERS == 3 ? 4 * 128 : 3 * 168),
               "register pool exceeded: setmaxnreg.inc would wait for ever");
 
+// Where rows lie that no box of TMA fits, in the place of a tensor map.
+struct alignas(64) RowMap {
+    const char* start;
+    int64 page, token, head;  // strides in bytes
+    int chunks;               // of 16 bytes of a row
+    char unused[sizeof(ptx::TensorMap) - 36];
+};
+#if GATHER
+using KeyMap = RowMap;
+#else
+using KeyMap = ptx::TensorMap;
+#endif
+
 struct Parameters {
     ptx::TensorMap query;  // (head_dim, heads of a slice, tokens, slices)
-    ptx::TensorMap key;    // (head_dim, rows, key heads, 1), or (head_dim, slots of a page, key heads, pages)
-    ptx::TensorMap value;
+    KeyMap key;            // (head_dim, rows, key heads, 1), or (head_dim, slots of a page, key heads, pages)
+    KeyMap value;
     uint16* output;
     float* lse;               // (tokens, heads), or null
     int* ticket;              // zero before and after every launch

@@ -9,6 +9,9 @@ namespace hopper {
 
 constexpr int SLOTS = 4;  // of tiles of work
 constexpr uint32 TILE_BYTES = 32;
+// That make a block of keys or values full: of TMA's one issuer, or of all that copy.
+constexpr int BLOCK_ARRIVALS = GATHER ? (LAST_ROWS > 0 ? 64 : 32) : 1;
+constexpr uint32 READERS = TILE_READERS + (LAST_ROWS > 0 ? 1 : 0);
 
 struct Shared : Buffers<SLOTS / TILE_SLOTS * TILE_BYTES> {
     static constexpr uint32 LANDED_BARRIERS = TILE_BARRIERS + SLOTS * 16;
@@ -25,12 +28,12 @@ struct Shared : Buffers<SLOTS / TILE_SLOTS * TILE_BYTES> {
 static_assert(Shared::BYTES <= MOST_BYTES, "more shared memory than a block may have");
 
 __device__ __forceinline__ void initialise(const Shared& shared) {
-    initialise_barriers(shared);
+    initialise_barriers(shared, BLOCK_ARRIVALS, READERS);
     for (int slot = TILE_SLOTS; slot < SLOTS; ++slot) {
         ptx::mbarrier_init(shared.tile_full(slot), 1);
-        ptx::mbarrier_init(shared.tile_empty(slot), CONSUMER_WARPS + 2);
+        ptx::mbarrier_init(shared.tile_empty(slot), READERS);
     }
-    ptx::mbarrier_init(shared.values_landed(), 1);
+    ptx::mbarrier_init(shared.values_landed(), BLOCK_ARRIVALS);
     ptx::mbarrier_init(shared.queries_landed(), 1);
     ptx::mbarrier_init(shared.tile_begun(), 1);
     ptx::mbarrier_init_fence();
