@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError
 from cudadent42.operations.attention_varlen.case import VarlenCase
+from cudadent42.operations.attention_varlen.cudnn import prepare_cudnn
 from cudadent42.operations.attention_varlen.flex import prepare_flex
 from cudadent42.operations.peers import needs
 
@@ -353,6 +354,7 @@ ALL: tuple[Implementation, ...] = (
         "flash_attn_3", "flash_attn_interface", "tokenspeed-fa3", "FlashAttention-3", _prepare_flash_attn_3
     ),
     _peer("flashinfer", "flashinfer", "flashinfer-python", "FlashInfer, planned once", _prepare_flashinfer),
+    _peer("cudnn", "cudnn", "nvidia-cudnn-frontend", "cuDNN's attention over pages", prepare_cudnn),
     _implementation(
         "flex_attention",
         "PyTorch's flex_attention, compiled, its mask of blocks made once",
