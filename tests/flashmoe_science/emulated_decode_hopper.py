@@ -17,7 +17,7 @@ from flashmoe_science.configs.attention.decode_hopper import TILE_KEYS, DecodeHo
 from flashmoe_science.cuda.varlen import decode_calls, decode_hopper, decode_workspace, key_maps
 from flashmoe_science.cuda.varlen.key_maps import KeyMaps
 from flashmoe_science.varlen.arguments import Options, check, check_sizes
-from flashmoe_science.varlen.problem import Tensors
+from flashmoe_science.varlen.problem import Only, Tensors
 from problems import H200
 
 _MOST_AT_A_TIME = 16
@@ -39,6 +39,7 @@ def attend(
     parts: int = 1,
     at_a_time: int = 0,
     launches: int = 1,
+    only: Only = Only.ALL,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and lse of the emulated kernel; both begin as NaN.
 
@@ -53,7 +54,7 @@ def attend(
     problem = check(inputs, options)
     checked = check_sizes(inputs, *sizes)
     chosen = decode_hopper.configuration_for(problem, checked, H200)
-    configuration = dataclasses.replace(chosen, parts=parts, together=at_a_time > 0)
+    configuration = dataclasses.replace(chosen, parts=parts, together=at_a_time > 0, only=only)
     output = torch.full((*call["query"].shape[:2], call["value"].shape[-1]), torch.nan, dtype=problem.dtype)
     lse = torch.full(call["query"].shape[:2], torch.nan)
     workspace = torch.full(

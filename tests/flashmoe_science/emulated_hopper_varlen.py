@@ -17,7 +17,7 @@ from flashmoe_science.configs.attention import hopper_varlen as configs
 from flashmoe_science.configs.attention.hopper_varlen import Extent, HopperVarlenConfiguration
 from flashmoe_science.cuda.varlen import hopper, key_maps
 from flashmoe_science.varlen.arguments import check_sizes
-from flashmoe_science.varlen.problem import Problem, Tensors
+from flashmoe_science.varlen.problem import Only, Problem, Tensors
 
 Call = dict[str, torch.Tensor]
 BLOCKS = 3
@@ -30,6 +30,7 @@ def attend(
     *,
     wide: bool = False,
     section_mib: int | None = None,
+    only: Only = Only.ALL,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and log-sum-exp of ``call``, with the options of `attention_varlen`. What no block writes stays NaN.
@@ -41,7 +42,7 @@ def attend(
     for module in (hopper, key_maps):
         monkeypatch.setattr(module, "TensorMap", EmulatedMap)
     bounds = options.pop("max_seqlen_q"), options.pop("max_seqlen_k")
-    problem = problem_of(call, **options)
+    problem = dataclasses.replace(problem_of(call, **options), only=only)
     sizes = check_sizes(inputs_of(call), *bounds)
     tile = tile_of(problem, wide)
     if section_mib is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 from typing import Any
 
@@ -13,7 +14,7 @@ from flashmoe_science.configs.attention.varlen import Tiles, VarlenConfiguration
 from flashmoe_science.cuda.varlen import dense, portable
 from flashmoe_science.cuda.varlen.arguments import ARGUMENT_BYTES, PER_CALL, TREE_MASK, TREE_MASK_AT
 from flashmoe_science.varlen.arguments import Inputs, Options, check, check_sizes
-from flashmoe_science.varlen.problem import Problem
+from flashmoe_science.varlen.problem import Only, Problem
 
 Call = dict[str, torch.Tensor]
 
@@ -22,13 +23,15 @@ def problem_of(call: Call, **options: Any) -> Problem:
     return check(inputs_of(call), _options(options))
 
 
-def attend(call: Call, *, short: bool = False, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(
+    call: Call, *, short: bool = False, only: Only = Only.ALL, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and log-sum-exp of ``call``, with the options of `attention_varlen`, in either tile of sm_86.
 
     What no block writes stays NaN.
     """
     bounds = options.pop("max_seqlen_q"), options.pop("max_seqlen_k")
-    problem = problem_of(call, **options)
+    problem = dataclasses.replace(problem_of(call, **options), only=only)
     sizes = check_sizes(inputs_of(call), *bounds)
     both: Tiles = tiles("sm_86", problem.head_dim, problem.value_dim, portable.features(problem))
     tile = both.short if short else both.tall

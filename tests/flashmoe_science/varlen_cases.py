@@ -140,6 +140,22 @@ def drawn(shape: Shape, page_size: int, seed: int, extras: Sequence[str]) -> Cal
     return call
 
 
+def picked(call: Call, shape: Shape, *indices: int) -> Call:
+    """A call of some of the sequences of ``call``, whose rows and lengths are those of ``shape``."""
+
+    def rows(tensor: torch.Tensor, name: str, lengths: Sequence[int]) -> torch.Tensor:
+        starts = call[name].tolist()
+        return torch.cat([tensor[:0], *(tensor[starts[i] : starts[i] + lengths[i]] for i in indices)])
+
+    others = {name: call[name][list(indices)] for name in ("block_table", "seqused_k") if name in call}
+    few = {**call, **others, "query": rows(call["query"], "cu_seqlens_q", shape.queries)}
+    lengths = {"cu_seqlens_q": [shape.queries[i] for i in indices]}
+    if "cu_seqlens_k" in call:
+        few |= {name: rows(call[name], "cu_seqlens_k", shape.keys) for name in ("key", "value")}
+        lengths["cu_seqlens_k"] = [shape.keys[i] for i in indices]
+    return few | {name: _cumulative(each).to(call[name].device) for name, each in lengths.items()}
+
+
 def quantized(call: Call, scales: str) -> tuple[Call, Call]:
     """The call with its cache in FP8, and the same with the widened cache in float64: what is right for the first.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -23,6 +24,15 @@ class Quantized(NamedTuple):
 
     key_scale: Strides | None
     value_scale: Strides | None
+
+
+class Only(IntEnum):
+    """Which sequences are computed. Rows of others stay as they are, for another launch of the same call."""
+
+    ALL = 0
+    ONE_TOKEN = 1
+    OTHERS = 2
+    """Than those of one token."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,8 @@ class Problem:
     """A query at position p sees key j only if j // chunk == p // chunk; 0: no such limit."""
     tree: bool = False
     """Whether `Tensors.tree_mask` is there."""
+    only: Only = Only.ALL
+    """A caller asks for all. On CUDA a call with `split_keys` may be two launches: `cuda.varlen.select.launched`."""
 
 
 class Tensors(NamedTuple):

@@ -118,6 +118,8 @@ class DecodeConfiguration:
     """Passes of a warp that shared memory has room for; 0: what it multiplies comes to registers."""
     cluster: int = 1
     """Blocks that may share a set of rows through their shared memory (sm_90 and later)."""
+    only: int = 0
+    """The `varlen.problem.Only` of its calls."""
 
     @property
     def threads(self) -> int:
@@ -173,6 +175,7 @@ class DecodeConfiguration:
             + (f", {self.cache.name.lower()}" if self.cache else "")
             + (", chunks" if self.chunk else "")
             + (", trees" if self.tree else "")
+            + ("", ", sequences of one token", ", longer sequences")[self.only]
             + (f", {self.key_tiles} x {self.queue} tiles copied ahead" if self.queue else "")
             + (f", clusters of {self.cluster}" if self.cluster > 1 else "")
         )

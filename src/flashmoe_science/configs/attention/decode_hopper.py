@@ -52,6 +52,8 @@ class DecodeHopperConfiguration:
     tile_keys: int = TILE_KEYS
     together: bool = False
     """Whether blocks that share a set of rows wait for each other and each finish a part of it."""
+    only: int = 0
+    """The `varlen.problem.Only` of its calls."""
 
     @property
     def gathered(self) -> bool:

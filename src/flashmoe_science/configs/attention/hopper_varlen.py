@@ -39,6 +39,8 @@ class HopperFeatures:
     """Rows see keys of their own chunk alone: with `causal` and `left_window`."""
     tree: bool = False
     """Rows have a bit for each of the keys of their sequence's own queries: without `left_window`."""
+    only: int = 0
+    """The `varlen.problem.Only` of its calls."""
 
 
 @dataclass(frozen=True)

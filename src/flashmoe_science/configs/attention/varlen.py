@@ -41,6 +41,8 @@ class Features:
     """Rows see keys of their own chunk alone: with `left_window`."""
     tree: bool = False
     """Rows have a bit for each of the keys of their sequence's own queries: without `left_window`."""
+    only: int = 0
+    """The `varlen.problem.Only` of its calls."""
 
     @property
     def macros(self) -> dict[str, int]:
@@ -53,6 +55,7 @@ class Features:
             "ALIBI": int(self.alibi),
             **({"CHUNK": 1} if self.chunk else {}),
             **({"TREE": 1} if self.tree else {}),
+            **({"ONLY": self.only} if self.only else {}),
         }
 
 

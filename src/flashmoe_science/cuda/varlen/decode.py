@@ -78,7 +78,9 @@ def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeC
     )
     limited = problem.window_left >= 0 or problem.chunk > 0
     hidden = limited and problem.split_keys > 0 and usual.pages is Pages.TILES
-    chosen = replace(usual, chunk=problem.chunk > 0, hidden_tiles=hidden, tree=problem.tree)
+    chosen = replace(
+        usual, chunk=problem.chunk > 0, hidden_tiles=hidden, tree=problem.tree, only=problem.only
+    )
     if problem.split_keys:  # bits, and so the kernel, depend on nothing else in the batch
         return chosen
     sets = sizes.batch * problem.num_kv_heads * -(-rows // usual.rows)
@@ -122,6 +124,7 @@ def kernel(configuration: DecodeConfiguration, dtype: torch.dtype, architecture:
             **({"PAIRS": 1} if configuration.pairs else {}),
             **({"QUEUE": configuration.queue} if configuration.queue else {}),
             **({"CLUSTER": configuration.cluster} if configuration.cluster > 1 else {}),
+            **({"ONLY": configuration.only} if configuration.only else {}),
             "SCORE_CHANGES": int(configuration.score_changes),
             "DEPENDENT": int(configuration.dependent),
             "QUERY_BF16": int(dtype == torch.bfloat16),

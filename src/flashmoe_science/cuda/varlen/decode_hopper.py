@@ -88,7 +88,7 @@ def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeH
     rows = packed_rows(problem, sizes)
     sets, multiprocessors = sizes.batch * problem.num_kv_heads, device.multiprocessors
     cuts_anywhere = not problem.split_keys
-    return configs.configuration(
+    chosen = configs.configuration(
         problem.head_dim,
         problem.value_dim,
         rows,
@@ -98,6 +98,7 @@ def configuration_for(problem: Problem, sizes: Sizes, device: Device) -> DecodeH
         parts=configs.parts_for(sets, rows, multiprocessors) if cuts_anywhere else 1,
         together=cuts_anywhere and configs.finish_together(sets, rows, multiprocessors),
     )
+    return replace(chosen, only=problem.only)
 
 
 def choose(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> Choice:
@@ -125,6 +126,7 @@ def kernel(configuration: DecodeHopperConfiguration, dtype: torch.dtype) -> Cuda
             **({"CHUNK": 1} if configuration.chunk else {}),
             **({"PARTS": configuration.parts} if configuration.parts > 1 else {}),
             **({"TOGETHER": 1} if configuration.together else {}),
+            **({"ONLY": configuration.only} if configuration.only else {}),
             "DEPENDENT": 1,
             "QUERY_BF16": int(dtype == torch.bfloat16),
             "ELEMENT_BF16": int(dtype == torch.bfloat16),

@@ -115,6 +115,7 @@ def features(problem: Problem) -> HopperFeatures:
         page_rows=configs.page_rows(problem.page_size, problem.head_dim, problem.value_dim),
         chunk=problem.chunk > 0,
         tree=problem.tree,
+        only=problem.only,
     )
 
 
@@ -163,6 +164,7 @@ def kernel(configuration: HopperVarlenConfiguration, dtype: torch.dtype) -> Cuda
             "PAGE_ROWS": has.page_rows or configuration.block_n,
             **({"CHUNK": 1} if has.chunk else {}),
             **({"TREE": 1} if has.tree else {}),
+            **({"ONLY": has.only} if has.only else {}),
             **({"NATIVE_CP_ASYNC": 1} if has.page_rows == 1 else {}),
             "ELEMENT_BF16": int(dtype == torch.bfloat16),
             "MMA_K": 16,

@@ -68,6 +68,7 @@ def features(problem: Problem) -> Features:
         alibi=problem.alibi,
         chunk=problem.chunk > 0,
         tree=problem.tree,
+        only=problem.only,
     )
 
 

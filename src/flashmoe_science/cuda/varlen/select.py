@@ -14,7 +14,7 @@ from flashmoe_science.cuda.varlen.kind import VarlenKernel, bucket
 from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.jit.nvrtc import CudaKernel
 from flashmoe_science.varlen import dequantized
-from flashmoe_science.varlen.problem import Problem, Run, Sizes
+from flashmoe_science.varlen.problem import Only, Problem, Run, Sizes
 
 OVERRIDE_VARIABLE = "FLASHMOE_CUDA_VARLEN"
 
@@ -103,6 +103,21 @@ def candidates(problem: Problem, device: Device, sizes: Sizes, tokens: int) -> l
     return taking
 
 
+def launched(problem: Problem, device: Device, most_queries: int) -> Problem:
+    """The problem of the launch that ``most_queries``, a call's `kind.bucket`, decides.
+
+    With `split_keys` a sequence of one token has the same kernel in all batches, machine code included: if one for few
+    queries takes it, that is compiled for such sequences alone, and is a launch of its own in calls with longer ones.
+    """
+    named = os.environ.get(OVERRIDE_VARIABLE)
+    for_few = [
+        kind for kind in (VarlenKernel.DECODE, VarlenKernel.DECODE_HOPPER) if named in (None, "", kind.value)
+    ]
+    if not problem.split_keys or all(MODULES[kind].why_not(problem, device, 1) for kind in for_few):
+        return problem  # else by the kernel, and the tile, of any prompt
+    return replace(problem, only=Only.OTHERS if most_queries > 1 else Only.ONE_TOKEN)
+
+
 def is_widened(problem: Problem, device: Device, most_queries: int) -> bool:
     """Whether a cache of FP8 is widened in memory before a kernel reads it: `decode` alone reads one."""
     return problem.quantized is not None and decode.why_not(problem, device, most_queries) is not None
@@ -117,10 +132,11 @@ def explained(
         tokens: query rows of all sequences.
     """
     most_queries = bucket(sizes.max_seqlen_q)
-    reason = ""
+    problem = launched(problem, device, most_queries)
+    reason = ", and one launch more for sequences of one token" if problem.only is Only.OTHERS else ""
     if is_widened(problem, device, most_queries):
         problem = dequantized.widened(problem, problem.dtype)
-        reason = ", over a copy of the cache in 16 bits"
+        reason = ", over a copy of the cache in 16 bits" + reason
     kind = select(problem, device, sizes, tokens)
     choice = MODULES[kind].choose(problem, device, sizes, tokens)
     named = os.environ.get(OVERRIDE_VARIABLE)

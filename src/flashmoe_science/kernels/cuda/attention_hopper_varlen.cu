@@ -9,7 +9,7 @@
 // PING_PONG, SECTION_MIB (of keys and values that are worked on together; 0: all), CAUSAL (a row sees window_right keys after its
 // position), LEFT_WINDOW (and window_left before it), SOFTCAP, PAGED, PAGE_ROWS (rows of a box, which lies in one page), CHUNK (with
 // CAUSAL and LEFT_WINDOW: a row sees the keys of its own chunk alone; may be left out), TREE (without LEFT_WINDOW: a row has a bit for
-// each of the keys of its sequence's own queries; may be left out).
+// each of the keys of its sequence's own queries; may be left out), ONLY (2: sequences of one token are another launch's; may be left out).
 #if ELEMENT_BF16
 #define WGMMA_TYPES "bf16.bf16"
 #else

@@ -8,7 +8,8 @@
 // VALUE_DIM (of value and output, at most HEAD_DIM), PAGED (keys in pages), SAME_STRIDES (of key and value), PACKED_HEADS (the heads of a group share a tile:
 // for few rows), LEFT_WINDOW (a row sees no key more than window_left before its position), SOFTCAP, ALIBI,
 // CHUNK (with LEFT_WINDOW: a row sees the keys of its own chunk alone; may be left out),
-// TREE (without LEFT_WINDOW: a row has a bit for each of the keys of its sequence's own queries; may be left out).
+// TREE (without LEFT_WINDOW: a row has a bit for each of the keys of its sequence's own queries; may be left out),
+// ONLY (2: sequences of one token are another launch's; may be left out).
 #include "portable/copier.cuh"
 #include "portable/products.cuh"
 #include "ptx/global.cuh"

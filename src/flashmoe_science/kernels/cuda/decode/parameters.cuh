@@ -13,6 +13,9 @@
 #ifndef MIXED
 #define MIXED 0
 #endif
+#ifndef ONLY
+#define ONLY 0
+#endif
 #ifndef TILE_KEYS
 #define TILE_KEYS 16
 #endif

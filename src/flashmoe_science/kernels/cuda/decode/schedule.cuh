@@ -95,8 +95,12 @@ __device__ __forceinline__ bool warm_up(const Parameters& p) {
 // Called, as most blocks need none, and inlined it lies between the instructions that all wait for.
 __device__ __noinline__ int quotient(int x, int y) { return x / y; }
 
-// With MIXED, so many packed rows, sequences with more are other blocks' work.
-__device__ __forceinline__ bool is_others(const Parameters& p, int queries) { return MIXED > 0 && queries * p.group > MIXED; }
+// With MIXED, so many packed rows, sequences with more are other blocks' work; with ONLY another launch's.
+__device__ __forceinline__ bool is_others(const Parameters& p, int queries) {
+    if (ONLY == 1) return queries > 1;
+    if (ONLY == 2) return queries == 1;
+    return MIXED > 0 && queries * p.group > MIXED;
+}
 
 // Whether partial sums begin at each multiple of some number of keys. With MIXED they never do.
 __device__ __forceinline__ bool splits(const Parameters& p) { return MIXED == 0 && p.split_tiles > 0; }

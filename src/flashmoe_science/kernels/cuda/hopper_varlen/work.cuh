@@ -72,6 +72,9 @@ struct Sequence {
 #if MIXED
         if (tokens * (p.group << p.heads_shift) <= MIXED) tokens = 0;  // other blocks' work
 #endif
+#if ONLY == 2
+        if (tokens == 1) tokens = 0;  // another launch's
+#endif
         place = index;
         if (!PAGED) place = load_index(p.key_starts + index);
         keys = p.key_counts != nullptr ? load_index(p.key_counts + index) : load_index(p.key_starts + index + 1) - place;

@@ -128,6 +128,9 @@ __device__ __forceinline__ WorkTile work_tile(int block, int lane, const VarlenP
         if (p.key_counts != nullptr) work.seqlen_k = p.key_counts[work.batch];
     }
     work.rows = tokens * rows_per_token(p);
+#if ONLY == 2
+    if (tokens == 1 && work.batch < p.batch) work.rows = 0;  // another launch's
+#endif
     work.first_row = tile_in_sequence * BLOCK_M;
     work.offset = work.seqlen_k - tokens;
     const int last_row = min(work.first_row + BLOCK_M, work.rows) - 1;
