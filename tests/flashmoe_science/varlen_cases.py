@@ -151,7 +151,8 @@ def picked(call: Call, shape: Shape, *indices: int) -> Call:
     few = {**call, **others, "query": rows(call["query"], "cu_seqlens_q", shape.queries)}
     lengths = {"cu_seqlens_q": [shape.queries[i] for i in indices]}
     if "cu_seqlens_k" in call:
-        few |= {name: rows(call[name], "cu_seqlens_k", shape.keys) for name in ("key", "value")}
+        each_key = [name for name in ("key_scale", "value_scale") if name in call and call[name].dim() > 1]
+        few |= {name: rows(call[name], "cu_seqlens_k", shape.keys) for name in ("key", "value", *each_key)}
         lengths["cu_seqlens_k"] = [shape.keys[i] for i in indices]
     return few | {name: _cumulative(each).to(call[name].device) for name, each in lengths.items()}
 

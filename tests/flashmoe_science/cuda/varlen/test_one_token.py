@@ -304,6 +304,16 @@ def test_a_kernel_that_is_asked_for_takes_both_launches_or_none(
         assert started == [(VarlenKernel.PORTABLE, Only.ALL, False, 300)]
 
 
+@pytest.mark.parametrize("device", [H200, L4], ids=["H200", "L4"])
+def test_longer_sequences_have_one_kernel_for_all_bounds_from_16_on(device: Device) -> None:
+    for given in (problem(64), problem(), problem(page_size=1), problem(fp8=True), problem(heads=71)):
+        choices = {
+            explained(given, device, Sizes(batch, most, most + 9), tokens)[0]
+            for batch, most, tokens in ((1, 16, 16), (40, 16, 60), (2, 300, 301), (99, 9000, 100_000))
+        }
+        assert len(choices) == 1
+
+
 def test_what_is_explained_has_the_launch() -> None:
     def choice(most: int, **given: Any) -> Choice:
         return explained(problem(**given), H200, Sizes(4, most, 1000), 4 * most)[0]
@@ -322,7 +332,7 @@ def test_what_is_explained_has_the_launch() -> None:
 @pytest.mark.parametrize("only", [Only.ONE_TOKEN, Only.OTHERS])
 @pytest.mark.parametrize("page_size", [0, 1, 16])
 @pytest.mark.parametrize("head_dim", [64, 128, pytest.param(256, marks=pytest.mark.slow)])
-def test_decode_keeps_everything_in_registers(
+def test_decode_keeps_in_registers_what_it_keeps_without(
     head_dim: int, page_size: int, only: Only, architecture: str, nvrtc: None
 ) -> None:
     device = dataclasses.replace(H200, architecture=architecture)
@@ -331,7 +341,14 @@ def test_decode_keeps_everything_in_registers(
     for given in (of(), of(heads=64), of(fp8=True)):
         asked = dataclasses.replace(given, only=only)
         configuration = decode.configuration_for(asked, Sizes(8, queries, 1000), device)
-        compile_kernel(decode.kernel(configuration, BF16, architecture))
+        all_sequences = dataclasses.replace(configuration, only=0)
+        resources, of_all = (
+            compile_kernel(decode.kernel(each, BF16, architecture), allow_defects=True).resources
+            for each in (configuration, all_sequences)
+        )
+        assert resources.spill_store_bytes <= of_all.spill_store_bytes
+        assert resources.spill_load_bytes <= of_all.spill_load_bytes
+        assert only is Only.OTHERS or head_dim > 128 or resources.spill_store_bytes == 0
         if architecture == "sm_90" and decode_hopper.why_not(asked, H200, queries) is None:
             few = decode_hopper.configuration_for(asked, Sizes(8, queries, 1000), H200)
             compile_kernel(decode_hopper.kernel(few, BF16))
