@@ -12,18 +12,35 @@ from typing import Any
 
 import torch
 
+from flashmoe_science.adapters.splits import invariant_bound, invariant_split
 from flashmoe_science.errors import InputError
 from flashmoe_science.varlen.append import paged_append
 from flashmoe_science.varlen.attention import attention_varlen
 
 NAME = "CUDADENT42"
 _INTERFACE = "vllm.v1.attention.backend"
+_INVARIANCE = (
+    ("vllm.model_executor.layers.batch_invariant", "vllm_is_batch_invariant"),
+    ("vllm.envs", "VLLM_BATCH_INVARIANT"),
+)
+"""What says whether bits may depend on the batch: a function, or a variable; later versions have the second alone."""
 _FP8 = ("fp8", "fp8_e4m3")
 _SAME = ("auto", "float16", "bfloat16")
 """Caches of the model's dtype."""
 _HEAD_SIZES = range(8, 257, 8)
 _OLDEST = 8
 """Major compute capability: the kernels need sm_80."""
+
+
+def is_batch_invariant() -> bool:
+    """Whether vLLM is to give each request the same bits in any batch; False for versions that cannot say."""
+    for module, name in _INVARIANCE:
+        try:
+            said = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            continue
+        return bool(said() if callable(said) else said)
+    return False
 
 
 @dataclass(frozen=True)
@@ -80,6 +97,7 @@ class Attention:
         self.window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
         self.fp8 = kv_cache_dtype in _FP8
         self.writes = kv_sharing_target_layer_name is None
+        self.split_keys = invariant_split(int(is_batch_invariant()))
         self._slopes = (
             None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32, device="cpu")
         )
@@ -143,7 +161,7 @@ class Attention:
             key_cache,
             value_cache,
             cu_seqlens_q=given.query_start_loc,
-            max_seqlen_q=given.max_query_len,
+            max_seqlen_q=invariant_bound(given.max_query_len) if self.split_keys else given.max_query_len,
             max_seqlen_k=given.max_seq_len,
             block_table=given.block_table_tensor,
             seqused_k=given.seq_lens,
@@ -153,6 +171,7 @@ class Attention:
             sinks=self._on_device("_sinks", query.device),
             alibi_slopes=self._on_device("_slopes", query.device),
             softmax_scale=self.scale,
+            split_keys=self.split_keys,
             out=output.view(-1, self.num_heads, self.head_size)[:tokens],
             key_scale=key_scale,
             value_scale=value_scale,
@@ -227,6 +246,10 @@ def backend() -> type:
 
         @classmethod
         def supports_non_causal(cls) -> bool:
+            return True
+
+        @classmethod
+        def supports_batch_invariance(cls) -> bool:
             return True
 
         @classmethod

@@ -79,8 +79,9 @@ def attention_varlen(
             keys can be merged, and the sink added once.
         split_keys: a multiple of 128. Sums over a sequence's keys are cut at each multiple of it and added in that
             order. The bits of a sequence's rows then depend on its own queries and keys alone, not on what else is in
-            the batch, nor on where its pages lie; on CUDA among calls whose max_seqlen_q is below the same power of
-            two, as that decides the kernel. None: cuts depend on the batch; equal calls still give equal bits.
+            the batch, nor on where its pages lie; on CUDA those of several tokens among calls whose max_seqlen_q is
+            the same, or 16 and more, as that decides the kernel. None: cuts depend on the batch; equal calls still
+            give equal bits.
         key_scale, value_scale: float32, of a cache of torch.float8_e4m3fn, with queries of 16 bits: () for all keys,
             (kv_heads,), or for each key and head: the shape of key without its last dimension. An element times its
             scale is the key. None: 1. CUDA's decode kernel widens FP8 in registers, exactly, and may read its code for

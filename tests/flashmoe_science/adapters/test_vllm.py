@@ -106,6 +106,64 @@ def test_new_keys_are_written_and_attended_to(dtype: str) -> None:
     assert error <= (0 if dtype == "auto" else 0.06) * expected.float().square().mean().sqrt()
 
 
+FUNCTION, VARIABLE = "vllm.model_executor.layers.batch_invariant", "vllm.envs"
+
+
+def say(monkeypatch: pytest.MonkeyPatch, said: dict[str, dict[str, Any]]) -> None:
+    """The modules of vLLM that may say whether it is batch invariant, with what they have; others are not there."""
+    for name in (FUNCTION, VARIABLE):
+        module = ModuleType(name)
+        vars(module).update(said.get(name, {}))
+        monkeypatch.setitem(sys.modules, name, module if name in said else None)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, False),
+        ({FUNCTION: {}, VARIABLE: {}}, False),
+        ({FUNCTION: {"vllm_is_batch_invariant": lambda: True}}, True),
+        ({FUNCTION: {"vllm_is_batch_invariant": lambda: False}}, False),
+        ({FUNCTION: {}, VARIABLE: {"VLLM_BATCH_INVARIANT": True}}, True),
+        ({VARIABLE: {"VLLM_BATCH_INVARIANT": False}}, False),
+    ],
+)
+def test_whether_vllm_is_batch_invariant_is_its_own_word(
+    said: dict[str, dict[str, Any]], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(monkeypatch, said)
+    assert vllm.is_batch_invariant() is expected
+    assert attention().split_keys == (512 if expected else None)
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_step_whose_bits_do_not_depend_on_the_batch(
+    invariant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All steps but those of one token each have bounds with which CUDA has one kernel for their longer requests."""
+    say(monkeypatch, {VARIABLE: {"VLLM_BATCH_INVARIANT": invariant}})
+    asked: list[tuple[int | None, int]] = []
+    compute = vllm.attention_varlen
+
+    def recorded(*tensors: Any, **given: Any) -> Any:
+        asked.append((given["split_keys"], given["max_seqlen_q"]))
+        return compute(*tensors, **given)
+
+    monkeypatch.setattr(vllm, "attention_varlen", recorded)
+    call, output, layer = paged(SHAPE, 16), torch.empty(TOKENS, 4, 32, dtype=BF16), attention()
+    given = common(call)
+    for most in (3, 17):
+        given.max_query_len = most
+        layer.forward(None, call["query"], None, None, joint(call), vllm.Metadata.of(given), output)  # type: ignore[arg-type]
+        assert_as_exact_as_pytorch(output, None, call, **bounds(SHAPE), softmax_scale=0.2)
+    ones = Shape((1, 1), (10, 33), dtype=BF16)
+    step, rows = paged(ones, 16), torch.empty(2, 4, 32, dtype=BF16)
+    given = common(step)
+    given.num_actual_tokens, given.max_query_len = 2, 1
+    layer.forward(None, step["query"], None, None, joint(step), vllm.Metadata.of(given), rows)  # type: ignore[arg-type]
+    assert asked == ([(512, 16), (512, 17), (512, 1)] if invariant else [(None, 3), (None, 17), (None, 1)])
+
+
 def test_a_layer_that_shares_its_cache_does_not_write() -> None:
     cache, rows = torch.zeros(2, 1, 4, 2, 32), torch.ones(1, 2, 32)
     attention(kv_sharing_target_layer_name="other").do_kv_cache_update(
@@ -148,6 +206,7 @@ def test_the_backend_is_made_of_the_interfaces_classes(monkeypatch: pytest.Monke
     assert not made.supports_kv_cache_dtype("fp8_e5m2")
     # vLLM asks before it chooses a backend, and its own answer to the first is no.
     assert made.supports_non_causal()
+    assert made.supports_batch_invariance()
     for major, supported in ((7, False), (8, True), (9, True)):
         assert made.supports_compute_capability(SimpleNamespace(major=major, minor=0)) is supported
 

@@ -43,7 +43,7 @@ def assert_same_bits(call: Call, shape: Shape) -> None:
     rows = {index: sum(shape.queries[:index]) for index in range(len(KEYS))}
     whole = attend(call, **bounds(shape), **SPLIT)
     step = asked_for(call, shape, *ONES)
-    for place, index in enumerate(ONES):
+    for row, index in enumerate(ONES):
         alone = asked_for(call, shape, index)
         beside_drafts = asked_for(call, shape, DRAFTS, index)
         beside_prompt = asked_for(call, shape, index, PROMPT)
@@ -51,7 +51,7 @@ def assert_same_bits(call: Call, shape: Shape) -> None:
             alone, step, beside_drafts, beside_prompt, whole, strict=True
         ):
             assert not expected.isnan().any()
-            assert torch.equal(of_step[place], expected[0])
+            assert torch.equal(of_step[row], expected[0])
             assert torch.equal(of_drafts[4], expected[0])
             assert torch.equal(of_prompt[0], expected[0])
             assert torch.equal(of_whole[rows[index]], expected[0])
