@@ -186,13 +186,14 @@ def quantized(call: Call, scales: str) -> tuple[Call, Call]:
     return small, wide
 
 
-def cache_beyond_32_bits(queries: int) -> tuple[Call, Call]:
+def cache_beyond_32_bits(queries: int, page_size: int = 64) -> tuple[Call, Call]:
     """A call of one sequence of 150 keys on a GPU whose pages are 2.6e9 elements, and the same with few on the CPU."""
-    pages, page_size, heads, head_dim = 20_000, 64, 8, 256
+    slots, heads, head_dim = 1_280_000, 8, 256
+    pages, taken_pages = slots // page_size, -(-150 // page_size)
     options = {"dtype": torch.bfloat16, "device": "cuda"}
     key = torch.full((pages, page_size, heads, head_dim), NAN, **options)  # type: ignore[call-overload]
-    taken = torch.tensor([pages - 1, 12_345, 0], device="cuda")
-    key[taken] = torch.randn(3, page_size, heads, head_dim, **options)  # type: ignore[call-overload]
+    taken = torch.linspace(pages - 1, 0, taken_pages, dtype=torch.float64, device="cuda").long()
+    key[taken] = torch.randn(taken_pages, page_size, heads, head_dim, **options)  # type: ignore[call-overload]
     call = {
         "query": torch.randn(queries, heads, head_dim, **options),  # type: ignore[call-overload]
         "key": key,
@@ -203,7 +204,8 @@ def cache_beyond_32_bits(queries: int) -> tuple[Call, Call]:
     }
     few = key[taken].cpu()
     near = {name: tensor.cpu() for name, tensor in call.items() if name not in ("key", "value")}
-    near |= {"key": few, "value": few, "block_table": torch.tensor([[0, 1, 2]], dtype=torch.int32)}
+    table = torch.arange(taken_pages, dtype=torch.int32)[None]
+    near |= {"key": few, "value": few, "block_table": table}
     return call, near
 
 

@@ -42,7 +42,6 @@ _ROWS = 64  # of a consumer warpgroup
 _UNLIMITED = 1 << 29
 _MOST_ROWS = 1 << 30
 _ALIGNMENT = 16
-_LARGEST_FULL = 128
 _BUILT_AHEAD = (64, 128)
 """Head dimensions."""
 _REMEMBERED = 16
@@ -63,19 +62,24 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
         return f"it does not take {problem.dtype}"
     if problem.alibi:
         return "it has no ALiBi"
-    if configs.compiled_dimensions(problem.head_dim, problem.value_dim) is None:
+    compiled = configs.compiled_dimensions(problem.head_dim, problem.value_dim)
+    if compiled is None:
         most = configs.DIMENSIONS[-1]
         return f"head_dim and value_dim are at most {most[0]} and {most[1]}"
     has = features(problem)
-    if has.page_rows == 1 and not has.causal and problem.head_dim > _LARGEST_FULL:
-        return f"full attention over pages of no multiple of 8 has head_dim at most {_LARGEST_FULL}"  # it would spill
-    return why_not_strides(problem)
+    copies_rows = has.page_rows == 1
+    largest = 128 if problem.tree else 192
+    if copies_rows and not has.causal and max(compiled) > largest:  # it would spill
+        return (
+            f"without a causal mask it has head dims of at most {largest} over pages of {problem.page_size}"
+        )
+    return why_not_strides(problem, of_keys=not copies_rows)
 
 
-def why_not_strides(problem: Problem) -> str | None:
-    """Why a kernel that reads keys, values and perhaps queries by TMA does not take a problem; None if it does."""
+def why_not_strides(problem: Problem, *, of_keys: bool = True) -> str | None:
+    """Why a kernel that reads queries, and keys and values, by TMA does not take a problem; None if it does."""
     reason = why_not_alignment(problem)
-    if reason is None and any(stride == 0 for stride in _stepped_along(problem)):
+    if reason is None and any(stride == 0 for stride in _stepped_along(problem, of_keys)):
         reason = "its tensor maps cannot describe an expanded dimension"
     return reason
 
@@ -91,13 +95,13 @@ def why_not_alignment(problem: Problem) -> str | None:
     return None
 
 
-def _stepped_along(problem: Problem) -> list[int]:
-    """The strides of dimensions that may have more than one element."""
+def _stepped_along(problem: Problem, of_keys: bool) -> list[int]:
+    """The strides of dimensions that may have more than one element, of the query and perhaps of keys and values."""
     (query_token, query_head) = problem.query_strides
     stepped = [query_token]
     if problem.num_heads > 1:
         stepped.append(query_head)
-    for page, token, head in (problem.key_strides, problem.value_strides):
+    for page, token, head in (problem.key_strides, problem.value_strides) if of_keys else ():
         if problem.page_size:
             stepped.append(page)
         if problem.page_size != 1:

@@ -13,7 +13,7 @@ from chunk_cases import CHUNK, FEW, LENGTHS, call_of, shape_of
 from compiled_for import each_architecture
 from emulated import NEEDS_COMPILER
 from emulated_decode import inputs_of, options, run_on_cpu
-from varlen_cases import Call, Shape, bounds
+from varlen_cases import Call, Shape, bounds, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science.cuda.varlen import decode, hopper, portable
@@ -73,7 +73,7 @@ def test_portable(lengths: str, mask: str, page_size: int) -> None:
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize("page_size", [0, 1, 16])
 @pytest.mark.parametrize(
     ("lengths", "mask"),
     [*((lengths, "causal") for lengths in LENGTHS), *(("chunks of prompts", mask) for mask in MORE)],
@@ -98,6 +98,22 @@ def test_hopper_goes_from_chunk_to_chunk_in_long_sequences(
         given = {"chunk": chunk}
         result = emulated_hopper_varlen.attend(call, monkeypatch, **bounds(shape), **given)
         assert_right(result, call, shape, **given)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("page_size", [0, 1, 8])
+@pytest.mark.parametrize(("head_dim", "chunk"), [(128, 448), (128, 1088), (64, 704), (64, 2112)])
+def test_rows_of_one_chunk_beside_rows_of_the_next(
+    head_dim: int, chunk: int, page_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a causal mask the first warpgroup of a tile sees a chunk's blocks less than the second one."""
+    keys = 2 * chunk
+    first = chunk - 64  # of the queries' positions: the chunk's last rows are the tile's first
+    shape = Shape((keys - first,), (keys,), 1, 1, head_dim, dtype=BF16)
+    call = paged(shape, page_size) if page_size else packed(shape)
+    given = {"causal": False, "chunk": chunk}
+    result = emulated_hopper_varlen.attend(call, monkeypatch, **bounds(shape), **given)
+    assert_right(result, call, shape, **given)
 
 
 # --- on the host

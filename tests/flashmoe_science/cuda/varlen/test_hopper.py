@@ -250,7 +250,9 @@ def test_it_takes_pages_of_any_size(page_size: int) -> None:
 def test_what_would_spill_over_small_pages_goes_elsewhere() -> None:
     call = paged(Shape((200,), (200,), 2, 2, 256, dtype=BF16), 1)
     assert hopper.why_not(problem_of(call), H200, 255) is None
-    assert "full attention" in str(hopper.why_not(problem_of(call, causal=False), H200, 255))
+    assert "causal mask" in str(hopper.why_not(problem_of(call, causal=False), H200, 255))
+    mla = paged(Shape((200,), (200,), 2, 2, 192, 128, dtype=BF16), 1)
+    assert hopper.why_not(problem_of(mla, causal=False), H200, 255) is None
 
 
 def test_split_keys_take_one_tile_for_all_batches() -> None:
@@ -261,6 +263,16 @@ def test_split_keys_take_one_tile_for_all_batches() -> None:
 def test_an_expanded_dimension_has_no_tensor_map() -> None:
     call = packed(Shape((200,), (200,), 8, 2, 128, dtype=BF16))
     call["value"] = call["value"][:, :1].expand(-1, 2, -1)
+    assert "expanded" in str(hopper.why_not(problem_of(call), H200, 255))
+
+
+@NEEDS_COMPILER
+def test_rows_of_an_expanded_dimension_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape((70, 3), (140, 20), 4, 2, 64, dtype=BF16)
+    call = paged(shape, 1)
+    call["value"] = call["value"][:, :, :1].expand(-1, -1, 2, -1)
+    check(call, shape, monkeypatch)
+    call["query"] = call["query"][:, :1].expand(-1, 4, -1)
     assert "expanded" in str(hopper.why_not(problem_of(call), H200, 255))
 
 
@@ -277,6 +289,9 @@ def test_heads_share_a_tile_where_they_divide_its_rows(heads: int, kv_heads: int
 def test_a_box_lies_in_one_page(page_size: int, rows: int) -> None:
     shape = Shape((200,), (200,), 2, 2, 64, dtype=BF16)
     assert hopper.features(problem_of(paged(shape, page_size))).page_rows == rows
+    blocks_of_96 = Shape((200,), (200,), 2, 2, 192, dtype=BF16)
+    assert hopper.features(problem_of(paged(blocks_of_96, 12))).page_rows == 1
+    assert hopper.features(problem_of(paged(blocks_of_96, 24))).page_rows == 24
 
 
 @pytest.mark.parametrize("pair", configs.DIMENSIONS)
@@ -301,14 +316,21 @@ def test_common_kernels_keep_everything_in_registers(pair: tuple[int, int], nvrt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", configs.DIMENSIONS)
-@pytest.mark.parametrize("page_size", [1, 8])
+@pytest.mark.parametrize("pair", [*configs.DIMENSIONS, (128, 256), (136, 136)])
+@pytest.mark.parametrize("page_size", [1, 8, 12])
 def test_no_kernel_over_small_pages_spills(page_size: int, pair: tuple[int, int], nvrtc: None) -> None:
     from flashmoe_science.jit.nvrtc import compile_kernel
 
     shape = Shape((200,), (200,), 2, 2, *pair, BF16)
-    for options in SPILL_OPTIONS:
-        given = problem_of(paged(shape, page_size), **options)
+    tree = torch.ones(200, dtype=torch.int64)
+    for options in (
+        *map(dict, SPILL_OPTIONS),
+        *({"causal": causal, "tree": True} for causal in (True, False)),
+    ):
+        call = paged(shape, page_size)
+        if options.pop("tree", False):
+            call["tree_mask"] = tree
+        given = problem_of(call, **options)
         if hopper.why_not(given, H200, 255) is None:
             for wide in (False, True):
                 compile_kernel(hopper.kernel(tile_of(given, wide), BF16))

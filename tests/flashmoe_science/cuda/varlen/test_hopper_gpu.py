@@ -121,8 +121,9 @@ def test_no_keys_at_all() -> None:
     check(packed(Shape((), (), 2, 1, 64, dtype=BF16), spare_rows=4), Shape((), ()))
 
 
-def test_a_cache_beyond_32_bits_of_elements() -> None:
-    call, same = cache_beyond_32_bits(queries=40)
+@pytest.mark.parametrize("page_size", [64, 1])
+def test_a_cache_beyond_32_bits_of_elements(page_size: int) -> None:
+    call, same = cache_beyond_32_bits(40, page_size)
     given = {"max_seqlen_q": 40, "max_seqlen_k": 150}
     out, lse = attend(call, **given)
     assert_as_exact_as_pytorch(out, lse, same, **given)

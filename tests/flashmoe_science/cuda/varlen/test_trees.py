@@ -86,7 +86,7 @@ def test_portable(trees: str, mask: str, page_size: int) -> None:
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize("page_size", [0, 1, 16])
 @pytest.mark.parametrize(
     ("trees", "mask"), [*((trees, "causal") for trees in TREES), *(("random", mask) for mask in MORE)]
 )
@@ -121,7 +121,7 @@ def test_a_chain_is_causal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize("page_size", [0, 1, 16])
 def test_keys_that_no_row_sees_have_no_effect(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those of queries: node 3 of the first tree is seen by nobody, node 1 of the second only from before it."""
     shape = Shape((6, 4), (70, 9), head_dim=64, dtype=BF16)

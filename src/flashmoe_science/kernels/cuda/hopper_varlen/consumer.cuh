@@ -121,7 +121,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
         const int next = consumer + 1 == CONSUMERS ? 0 : consumer + 1;
         if (PING_PONG) ptx::barrier_arrive(TURN_BARRIER + next, 2 * WARPGROUP);
     };
-    // Rows that were copied one by one are there for wgmma only after a fence.
+    // Rows that were copied one by one are there for wgmma only after a fence. No emulation would miss it.
     const auto wait_for = [](uint32 full, uint32 parity) {
         ptx::mbarrier_wait(full, parity);
         if (GATHER) ptx::fence_async_shared();
@@ -148,7 +148,9 @@ __device__ __forceinline__ void consume(const Parameters& p, const Shared& share
             masked = min(masked, max(0, end_key(p, first_row >> p.heads_shift, tile.keys, offset)) / BLOCK_N);
             // Turns must be equal in number, so a warpgroup that takes them passes nothing over.
             const int last_key = end_key(p, (first_row + ROWS - 1) >> p.heads_shift, tile.keys, offset) - 1;
-            if (!PING_PONG) hidden = max(0, block - max(first_block, max(0, last_key) / BLOCK_N));
+            // Their keys are passed over before their values, which would have to wait for each other if they were more than there
+            // are stages; the others are masked.
+            if (!PING_PONG) hidden = min(V_STAGES - 1, max(0, block - max(first_block, max(0, last_key) / BLOCK_N)));
             block -= hidden;
         }
 #if TREE

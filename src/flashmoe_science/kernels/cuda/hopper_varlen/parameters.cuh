@@ -13,7 +13,7 @@ namespace hopper {
 // Macros from the configuration (configs/): HEAD_DIM, VALUE_DIM, CONSUMERS, BLOCK_N, K_STAGES, V_STAGES, Q_STAGES,
 // PING_PONG, SECTION_MIB, CAUSAL, LEFT_WINDOW, SOFTCAP, PAGED, PAGE_ROWS; and CHUNK or TREE, or neither.
 //
-// GATHER: keys and values are copied row by row, as pages are no multiple of 16.
+// GATHER: keys and values are copied row by row, as pages are no multiple of 8.
 // LAST_ROWS: so many of each block a third warp copies, of keys and of values, whose own work another has; 0 with trees, as what
 // nobody sees is taken out of all rows at once.
 #define GATHER (PAGED && PAGE_ROWS == 1)

@@ -1,4 +1,5 @@
-// The producer warpgroup: a warp each hands out tiles, loads keys, loads values, loads queries.
+// The producer warpgroup: a warp each hands out tiles, loads keys, loads values, loads queries. Where rows are copied one by one the
+// fourth copies the last rows of keys and values, and the first loads queries as well.
 //
 // A box of TMA is rectangular and a sequence's end is not on its edge: rows behind it belong to another sequence, or to nobody,
 // and may hold anything. Keys there are masked. Values there are multiplied with zero, so they are made zeros, in shared memory,
