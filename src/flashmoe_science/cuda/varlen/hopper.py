@@ -69,10 +69,9 @@ def why_not(problem: Problem, device: Device, most_queries: int) -> str | None:
     has = features(problem)
     copies_rows = has.page_rows == 1
     largest = 128 if problem.tree else 192
-    if copies_rows and not has.causal and max(compiled) > largest:  # it would spill
-        return (
-            f"without a causal mask it has head dims of at most {largest} over pages of {problem.page_size}"
-        )
+    if copies_rows and (has.left_window or not has.causal) and max(compiled) > largest:  # it would spill
+        limited = f"head dims are at most {largest} over pages of {problem.page_size}"
+        return f"{limited}, but under a causal mask without a window"
     return why_not_strides(problem, of_keys=not copies_rows)
 
 

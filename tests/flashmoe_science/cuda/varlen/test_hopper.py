@@ -250,7 +250,8 @@ def test_it_takes_pages_of_any_size(page_size: int) -> None:
 def test_what_would_spill_over_small_pages_goes_elsewhere() -> None:
     call = paged(Shape((200,), (200,), 2, 2, 256, dtype=BF16), 1)
     assert hopper.why_not(problem_of(call), H200, 255) is None
-    assert "causal mask" in str(hopper.why_not(problem_of(call, causal=False), H200, 255))
+    for options in ({"causal": False}, {"window": (100, 0)}, {"chunk": 128}):
+        assert "at most 192" in str(hopper.why_not(problem_of(call, **options), H200, 255))
     mla = paged(Shape((200,), (200,), 2, 2, 192, 128, dtype=BF16), 1)
     assert hopper.why_not(problem_of(mla, causal=False), H200, 255) is None
 
