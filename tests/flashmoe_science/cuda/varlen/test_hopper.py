@@ -251,9 +251,12 @@ def test_what_would_spill_over_small_pages_goes_elsewhere() -> None:
     call = paged(Shape((200,), (200,), 2, 2, 256, dtype=BF16), 1)
     assert hopper.why_not(problem_of(call), H200, 255) is None
     for options in ({"causal": False}, {"window": (100, 0)}, {"chunk": 128}):
-        assert "at most 192" in str(hopper.why_not(problem_of(call, **options), H200, 255))
+        assert "at most 128" in str(hopper.why_not(problem_of(call, **options), H200, 255))
     mla = paged(Shape((200,), (200,), 2, 2, 192, 128, dtype=BF16), 1)
-    assert hopper.why_not(problem_of(mla, causal=False), H200, 255) is None
+    assert hopper.why_not(problem_of(mla), H200, 255) is None
+    assert (
+        hopper.why_not(problem_of(paged(Shape((9,), (9,), head_dim=128, dtype=BF16), 1)), H200, 255) is None
+    )
 
 
 def test_split_keys_take_one_tile_for_all_batches() -> None:
