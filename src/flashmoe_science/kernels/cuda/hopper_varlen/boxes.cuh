@@ -59,12 +59,15 @@ struct Boxes : Pages<0, BOXES> {
         if (!ONE_LANE_ISSUES) {
             if (lane == 0) ptx::mbarrier_expect_bytes(barrier, PANELS * BLOCK_PANEL_BYTES);
             __syncwarp();
-            if (lane < BOXES) {
-                const int slot = slot_of(p, block * BLOCK_N + lane * PAGE_ROWS);
+#pragma unroll  // written so, fewer registers than with one condition
+            for (int i = 0; i < OF_LANE; ++i) {
+                const int box = lane + 32 * i;
+                const int key = block * BLOCK_N + box * PAGE_ROWS;
+                if (box >= BOXES) break;
 #pragma unroll
                 for (int panel = 0; panel < PANELS; ++panel) {
-                    ptx::tma_load(map, destination + panel * BLOCK_PANEL_BYTES + lane * PAGE_ROWS * panel::ROW_BYTES, barrier,
-                                  ptx::EVICT_LAST, panel * panel::PANEL_COLUMNS, slot, head, page[0]);
+                    ptx::tma_load(map, destination + panel * BLOCK_PANEL_BYTES + box * PAGE_ROWS * panel::ROW_BYTES, barrier,
+                                  ptx::EVICT_LAST, panel * panel::PANEL_COLUMNS, slot_of(p, key), head, page[i]);
                 }
             }
             return;
