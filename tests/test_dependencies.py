@@ -33,6 +33,7 @@ NOT_OURS = {
     "flash_attn": "a rival, where its user installed it",
     "flash_attn_interface": "a rival, where its user installed it",
     "flashinfer": "a rival, where its user installed it",
+    "cudnn": "a rival, where its user installed it",
     "liger_kernel": "a rival, where its user installed it",
     "ncu_report": "comes with Nsight Compute",
     "pip": "asked for, to name the command that installs the rest",

@@ -279,7 +279,7 @@ def test_attention_with_options_takes_the_kernels_of_sequences(
 
 
 def test_attention_with_options_of_tensors_that_are_no_sequences() -> None:
-    query, key, value = attention(300, 401)
+    query, key, value = attention(300, 400)
     query = query.transpose(1, 2).contiguous().transpose(1, 2)
     explained = explain(flash_attention, query, key, value[:, :1].expand_as(value), window=(9, 9), gpu="H200")
     assert explained.kernel == "portable"
