@@ -197,7 +197,7 @@ def test_pieces_are_as_long_as_split_keys(gpu: Gpu, kernel: str, monkeypatch: py
             by_itself = emulated_decode_hopper.attend(call, asked, most, monkeypatch, 7)
         assert torch.equal(out, by_itself[0])
         assert torch.equal(lse, by_itself[1])
-    assert gpu.launches == 2
+    assert gpu.launches == 4, "sequences of one token have a launch of their own"
 
 
 def test_longer_keys_are_no_other_call_and_no_wrong_ones_are_taken(gpu: Gpu) -> None:
