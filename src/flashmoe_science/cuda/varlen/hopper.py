@@ -43,7 +43,9 @@ _UNLIMITED = 1 << 29
 _MOST_ROWS = 1 << 30
 _ALIGNMENT = 16
 _USUAL_ROWS = 16
+"""Of a box: with fewer, or none, producers need more registers."""
 _LARGEST_OF_ALL = 128
+"""Head dimension at which every mask has registers enough for that."""
 _BUILT_AHEAD = (64, 128)
 """Head dimensions."""
 _REMEMBERED = 16

@@ -21,7 +21,6 @@
 //   HIDDEN_TILES   1: a segment may begin with tiles that no row sees, whose pages may be gone; with PAGES 1, may be left out
 //   CLUSTER        blocks of a cluster, which may share a set (sm_90); may be left out
 //   QUEUE          passes for which a warp has room in shared memory (decode/queue.cuh); may be left out
-//   ONLY           1: sequences of more than one token are another launch's, 2: those of one are; may be left out
 //   TREE           1: queries of a sequence are a tree, whose words say which of their keys a row sees; may be left out
 //   DEPENDENT      1: launched with programmatic stream serialization (sm_90), so that it may start early
 #include "decode/queries.cuh"

@@ -14,7 +14,6 @@
 //   BOX_ROWS       rows that TMA loads at a time: they lie in one page; with PAGES 2 there is no TMA
 //   SCORE_CHANGES  1: scores may have a soft cap
 //   CHUNK          as in attention_decode.cu
-//   ONLY           likewise
 //   DEPENDENT      1: launched with programmatic stream serialization. It does not let its successor start early: beside a block
 //                  of this one there is no room for another
 //   TOGETHER       1: blocks that share a set finish it together, where they are many; may be left out

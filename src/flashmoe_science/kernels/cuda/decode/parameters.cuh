@@ -13,7 +13,7 @@
 #ifndef MIXED
 #define MIXED 0
 #endif
-#ifndef ONLY
+#ifndef ONLY  // of both kernels: 1, sequences of more than one token are another launch's; 2, those of one are
 #define ONLY 0
 #endif
 #ifndef TILE_KEYS
