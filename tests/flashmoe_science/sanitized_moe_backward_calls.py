@@ -26,6 +26,8 @@ from flashmoe_science.moe_composition import backward as composed_backward
 from flashmoe_science.moe_gradients import MainGradients, MoeNeeds, MoeTensors
 
 ALL = MoeNeeds(hidden_states=True, w13=True, w2=True, topk_weights=True)
+IN_PAIRS = (1100, 272, 144, 2, 1)
+"""So many rows of an expert that Hopper's blocks share weights in pairs."""
 NAMES = ("hidden_states", "w13", "w2", "topk_weights", "w13_bias", "w2_bias")
 
 
@@ -107,8 +109,10 @@ def main() -> None:
         check(150, 144, 80, 5, 2, activation=Activation.SWIGLU_OAI, biased=True, portable=way)
         check(200, 272, 144, 3, 1, activation=Activation.RELU2_NO_MUL, kept=False, portable=way)
         check(100, 128, 96, 4, 2, main=True, portable=way)
+        check(*IN_PAIRS, kept=True, portable=way)
+        check(*IN_PAIRS, activation=Activation.SWIGLU_OAI, biased=True, kept=False, portable=way)
     torch.cuda.synchronize()
-    print(f"passed; layers: {5 * len(ways)}")
+    print(f"passed; layers: {7 * len(ways)}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ nothing does not pass. Prints "passed" when all calls were right; a wrong one ra
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,9 @@ def cases() -> list[tuple[Shape, Call, dict[str, Any]]]:
         (MANY, paged(MANY, 48, garbage=1 << 30), {"window": (20, 3), "causal": False}),
         (MANY, with_slopes, {"softcap": 5.0}),
         (UNEQUAL, paged(UNEQUAL, 16), {}),
+        (UNEQUAL, paged(UNEQUAL, 1), {}),
+        (MANY, paged(MANY, 1, garbage=1 << 30), {}),
+        (MANY, paged(MANY, 8, garbage=1 << 30), {}),
     ]
 
 
@@ -90,6 +94,17 @@ def attend_to_fp8() -> int:
     return len(calls)
 
 
+def attend_to_one_token_apart() -> int:
+    """Prompts beside sequences of one token, which `split_keys` gives a launch of their own. How many calls."""
+    wide = replace(MANY, head_dim=128)
+    calls = ((MANY, packed(MANY)), (wide, paged(wide, 16)), (wide, paged(wide, 1)))
+    for shape, call in calls:
+        options = {**bounds(shape), "split_keys": 128}
+        out, lse = attention_varlen(**to(call, "cuda"), **options, return_lse=True)  # type: ignore[arg-type]
+        assert_as_exact_as_pytorch(out, lse, call, **options)
+    return len(calls)
+
+
 def main() -> None:
     compile_for_racecheck((mixed_hopper, "kernel"))
     torch.zeros((), device="cuda")
@@ -100,6 +115,7 @@ def main() -> None:
     }
     if VarlenKernel.DECODE in kinds:
         launches["FP8"] = attend_to_fp8()
+        launches["one token apart"] = attend_to_one_token_apart()
     torch.cuda.synchronize()
     assert all(launches.values())
     print("passed; launches:", ", ".join(f"{kind} {count}" for kind, count in launches.items()))

@@ -15,6 +15,7 @@ from cudadent42.base.errors import UsageError
 from cudadent42.correctness.truth import find_truth, judge
 from cudadent42.model.records import Plan
 from cudadent42.operations import definition
+from cudadent42.operations.moe import implementations as forward
 from cudadent42.operations.moe.reference import expert_loop
 from cudadent42.operations.moe_backward import numerics, reference
 from cudadent42.operations.moe_backward.case import ROUTINGS, MoeBackwardCase, MoeTrainingStepCase
@@ -255,6 +256,21 @@ def test_ours_and_pytorchs_compositions_are_verified(name: str, dtype: str) -> N
     report = verify(plan, emit=lambda event: None)
     assert {each.implementation for each in report.cases} == set(names)
     assert report.passed, [each.detail for each in report.cases if not each.passed]
+
+
+def test_a_compiled_composition_is_differentiated_again_and_again() -> None:
+    """torch.compile gives buffers away that a graph which is kept needs, once it has seen one that is not."""
+    case = case_of("bf16")
+    (inputs,) = input_sets(case, 0, 1, "cpu")
+    compiled = next(item for item in implementations(case.operation) if item.name == "grouped_mm_compiled")
+    composition = next(item for item in forward.ALL if item.name == compiled.name)
+    leaves = inputs.leaves
+    with compiled.context():
+        output = composition.prepare(case, leaves)()
+        torch.autograd.grad(output, differentiated(leaves), inputs.output_gradient)
+        call = compiled.prepare(case, inputs)
+        first, second = (torch.cat([part.flatten() for part in call()]) for _ in range(2))
+    assert torch.equal(first, second)
 
 
 def test_refresh_writes_what_changes_from_call_to_call() -> None:

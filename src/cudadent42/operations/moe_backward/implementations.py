@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -86,10 +87,25 @@ def prepare_with(operation: str, prepare: PrepareForward) -> Prepare:
     return partial(way, prepare)
 
 
+def _graph_is_kept() -> AbstractContextManager[object]:
+    """What torch.compile saves for a backward pass is overwritten by it, unless it is told that the graph is kept."""
+    from torch._functorch import config
+
+    kept: AbstractContextManager[object] = config.patch(donated_buffer=False)
+    return kept
+
+
 def implementations(operation: str) -> tuple[Implementation, ...]:
     """Those of the forward pass that have gradients, and ours as it recomputes the projections."""
     differentiable = [item for item in forward.ALL if item.name != forward.WIDE]
+    context = _graph_is_kept if operation == MoeBackwardCase.operation else nullcontext
     return tuple(
-        replace(item, prepare=prepare_with(operation, item.prepare), operation=operation, variants=None)
+        replace(
+            item,
+            prepare=prepare_with(operation, item.prepare),
+            operation=operation,
+            variants=None,
+            context=context,
+        )
         for item in (*differentiable, RECOMPUTING)
     )
