@@ -13,7 +13,7 @@
 
 #include "mma/descriptor.cuh"
 #include "moe/hopper_consumer.cuh"
-#include "moe/hopper_epilogue.cuh"
+#include "moe/hopper_lines.cuh"
 #include "moe/hopper_producer.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/ldmatrix.cuh"
@@ -34,9 +34,7 @@ __device__ __forceinline__ uint32 matrix_row(const Shared& shared, int stage) {
     return (matrix < 2 ? shared.weights(stage) : shared.tokens(stage)) + in_row;
 }
 
-constexpr int AT_ONCE = 2;       // eights of tokens: what is made of them, independently, hides latencies
-constexpr int GROUP_EIGHTS = 4;  // of which results are written one after another
-static_assert(!GATHER || (STEP % 32 == 0 && TOKENS % 32 == 0), "a tile's tokens are whole groups");
+constexpr int AT_ONCE = 2;  // eights of tokens: what is made of them, independently, hides latencies
 
 // Sums over the eight lanes that have the same tokens, two of each of two eights: every lane gets one of 16, which is that of
 // `summed_token`, as the lane four on does.
@@ -88,36 +86,32 @@ __device__ __forceinline__ void differentiate(const float* gradient, const float
 
 // What becomes of a panel of 64 columns of the gradient d = w2^T g: with what was kept of them, the gradient of that and the
 // activated rows again, both times the slot's weight s; and of <d, act(z)>, which is the gradient of s, this panel's part.
-// Results go through the place in shared memory of what was kept, and from there to memory.
+// Results wait in the place in shared memory of what was kept, first the gradient, then the rows.
 //
-// `weights`: of the tile's slots, 32 a register, by lane. What comes out goes through the place of what came in.
+// `weights`: of the tile's slots, 32 a register, by lane.
 template <int N>
 __device__ __forceinline__ void store_panel(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int panel,
-                                            const float (&d)[N / 2], const float (&weights)[(N + 31) / 32]) {
+                                            int consumer, const float (&d)[N / 2], const float (&weights)[(N + 31) / 32]) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32 % 4;
     const int panels = tile.weight_tile * PANELS + panel;
-    const int column = panels * PANEL_COLUMNS + warp * 16;
+    const int column = panels * PANEL_COLUMNS;
+    const bool inside = column + warp * 16 < p.columns;
     float* sums = p.sums + static_cast<int64>(panels * 4 + warp) * p.slots + tile.first;
-    if (column >= p.columns) {
-        for (int token = lane; token < tile.count; token += 32) sums[token] = 0.0f;
-        return;
-    }
     constexpr int EIGHTS = kGated ? 1 : 2;  // of tokens, in four matrices
+    constexpr int ROWS = 32;                // at a time: those of all would take too many registers
     const uint32 single = matrix_row<!kGated>(shared, stage);
     const uint32 paired = matrix_row<true>(shared, stage);
-    const int matrix = lane / 8;
-    const int output_columns = kGated ? 2 * p.columns : p.columns;
-    const int output_token = (kGated ? 0 : matrix / 2 * 8) + lane % 8;
-    const int activated_token = matrix / 2 * 8 + lane % 8;
-    uint16* output = p.output + static_cast<int64>(tile.first + output_token) * output_columns + column + matrix % 2 * 8;
-    if (kGated) output += matrix / 2 * p.columns;
-    uint16* activated = p.activated + static_cast<int64>(tile.first + activated_token) * p.columns + column + matrix % 2 * 8;
+    const auto element = [&](uint16* of, int row, int columns, const Own& own) {
+        const int own_column = column + own.column;
+        const int64 at = static_cast<int64>(tile.first + row + own.line) * columns + own_column;
+        return row + own.line < tile.count && own_column < p.columns ? of + at : nullptr;
+    };
 #pragma unroll
-    for (int start = 0; start < N / 8; start += GROUP_EIGHTS) {
-        uint32 rows[2 * GROUP_EIGHTS];
+    for (int start = 0; start < N; start += ROWS) {
+        uint32 rows[ROWS / 4];
 #pragma unroll
-        for (int i = start; i < start + GROUP_EIGHTS; i += AT_ONCE) {
+        for (int i = start / 8; i < (start + ROWS) / 8; i += AT_ONCE) {
             uint32 kept[AT_ONCE / EIGHTS][4];
             float sum[2 * AT_ONCE];
 #pragma unroll
@@ -131,7 +125,7 @@ __device__ __forceinline__ void store_panel(const Parameters& p, const Shared& s
                 for (int j = 0; j < 2; ++j) {
                     weight[j] = __shfl_sync(0xffffffff, weights[i / 4], (i + n) % 4 * 8 + lane % 4 * 2 + j);
                 }
-                differentiate(d + 4 * (i + n), weight, kept[n / EIGHTS], n % EIGHTS, rows + 2 * (i + n - start), sum + 2 * n);
+                differentiate(d + 4 * (i + n), weight, kept[n / EIGHTS], n % EIGHTS, rows + 2 * (i + n) - start / 4, sum + 2 * n);
             }
 #pragma unroll
             for (int m = 0; m < AT_ONCE / EIGHTS; ++m) {
@@ -140,48 +134,28 @@ __device__ __forceinline__ void store_panel(const Parameters& p, const Shared& s
             }
             const float total = sum_over_rows(sum);
             const int token = 8 * i + summed_token();
-            if (lane % 8 < 4 && token < tile.count) sums[token] = total;
+            if (lane % 8 < 4 && token < tile.count) sums[token] = inside ? total : 0.0f;
         }
-        __syncwarp();
+        meet_consumer(consumer);
 #pragma unroll
-        for (int i = start; i < start + GROUP_EIGHTS; i += EIGHTS) {
-            const Chunk columns = load_shared(single + i * 8 * ROW_BYTES);
-            if (8 * i + output_token < tile.count) store_columns(output + 8 * i * output_columns, columns);
+        for (int part = 0; part < (kGated ? 2 : 1); ++part) {
+            const uint32 lines = part == 0 ? shared.weights(stage) : shared.tokens(stage);
+            store_lines<ROWS>(lines + start * ROW_BYTES, [&](int line, const Own& own) {
+                return element(p.output + part * p.columns, start + line, (kGated ? 2 : 1) * p.columns, own);
+            });
         }
-        __syncwarp();
+        meet_consumer(consumer);
 #pragma unroll
-        for (int i = 0; i < GROUP_EIGHTS; i += 2) {
-            store_matrices_transposed(paired + (start + i) * 8 * ROW_BYTES, rows[2 * i], rows[2 * i + 1], rows[2 * i + 2],
+        for (int i = 0; i < ROWS / 8; i += 2) {
+            store_matrices_transposed(paired + (start + i * 8) * ROW_BYTES, rows[2 * i], rows[2 * i + 1], rows[2 * i + 2],
                                       rows[2 * i + 3]);
         }
-        __syncwarp();
-#pragma unroll
-        for (int i = start; i < start + GROUP_EIGHTS; i += 2) {
-            const Chunk columns = load_shared(paired + i * 8 * ROW_BYTES);
-            if (8 * i + activated_token < tile.count) store_columns(activated + 8 * i * p.columns, columns);
-        }
+        meet_consumer(consumer);
+        store_lines<ROWS>(shared.weights(stage) + start * ROW_BYTES, [&](int line, const Own& own) {
+            return element(p.activated, start + line, p.columns, own);
+        });
     }
     ptx::fence_async_shared();  // TMA writes there next
-}
-
-// Rows by slot. A warp has 16 columns of each of the consumer's two panels, 32 bytes each.
-template <int N, typename RowOf>
-__device__ __forceinline__ void store_across(const Parameters& p, const Tile& tile, const float (&low)[N / 2],
-                                             const float (&high)[N / 2], int consumer, RowOf row_of) {
-    const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32 % 4;
-    const int panel = 2 * consumer + (lane & 2) / 2;
-    const int column = tile.weight_tile * WEIGHT_ROWS + panel * PANEL_COLUMNS + warp * 16 + lane % 2 * 8;
-    const bool inside = column < p.columns;
-#pragma unroll
-    for (int i = 0; i < N / 8; ++i) {
-        const float* l = low + 4 * i;
-        const float* h = high + 4 * i;
-        uint32 block[4] = {pack(l[0], l[1]), pack(l[2], l[3]), pack(h[0], h[1]), pack(h[2], h[3])};
-        const Chunk columns = columns_of_four(block);
-        const int64 row = row_of(i);
-        if (inside && 8 * i + lane / 4 < tile.count) store_columns(p.output + row * p.columns + column, columns);
-    }
 }
 
 template <int N>
@@ -226,9 +200,9 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     ptx::wgmma_wait<0>();
     ptx::pin(low);
     ptx::pin(high);
-    release_stage(shared.empty(previous));
 
 #if GATHER
+    release_stage(shared.empty(previous));
     float weights[(N + 31) / 32];
 #pragma unroll
     for (int i = 0; i < (N + 31) / 32; ++i) weights[i] = __ldg(p.topk_weights + slots[i]);
@@ -237,7 +211,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     for (int turn = 0; turn < PANELS; ++turn) {
         ptx::mbarrier_wait(shared.full(ring.stage), ring.parity);
         if (turn % 2 == consumer) {
-            store_panel<N>(p, shared, ring.stage, tile, panel_of_turn(turn), low, weights);
+            store_panel<N>(p, shared, ring.stage, tile, panel_of_turn(turn), consumer, low, weights);
 #pragma unroll
             for (int i = 0; i < N / 2; ++i) low[i] = high[i];
         }
@@ -245,9 +219,14 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         ring.advance();
     }
 #else
-    store_across<N>(p, tile, low, high, consumer, [&](int i) {
-        return static_cast<int64>(__shfl_sync(0xffffffff, slots[i / 4], i % 4 * 8 + lane / 4));
-    });
+    store_two_lines<N, Columns::ACROSS>(
+        staging(shared, previous, consumer), consumer, low, high, [&](int row, int part, const Own& own) {
+            const int64 slot = __shfl_sync(0xffffffff, slots[row / 32], row % 32 + own.line);
+            const int column = tile.weight_tile * WEIGHT_ROWS + (2 * consumer + part) * LINE_COLUMNS + own.column;
+            return row + own.line < tile.count && column < p.columns ? p.output + slot * p.columns + column : nullptr;
+        });
+    ptx::fence_async_shared();  // weights come there next
+    release_stage(shared.empty(previous));
 #endif
 }
 

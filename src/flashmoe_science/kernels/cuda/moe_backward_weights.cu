@@ -20,7 +20,8 @@
 
 #include "mma/descriptor.cuh"
 #include "moe/hopper_block.cuh"
-#include "moe/hopper_epilogue.cuh"
+#include "moe/hopper_lines.cuh"
+#include "ptx/global.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/dependent_launch.cuh"
 #include "ptx/warpgroup.cuh"
@@ -174,89 +175,93 @@ __device__ __forceinline__ int64 weight_row(const WeightsParameters& p, int sort
     return static_cast<int64>(sorted - part * p.part_size) * p.row_step + part * p.part_step;
 }
 
-// A panel of (64 gathered, TOKENS sorted) columns as rows of the gradient of w2, from row `gathered` on.
-__device__ __forceinline__ void store_rows(const WeightsParameters& p, int expert, int gathered, int sorted, const Sums& sums) {
+// A panel of (64 gathered, TOKENS sorted) columns as rows of the gradient of w2, from row `gathered` on; added to it.
+__device__ __forceinline__ void add_rows(const WeightsParameters& p, int expert, int gathered, int sorted, const Sums& sums) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32 % 4;
-    const bool odd = lane & 1;
-    const bool upper = lane & 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int row = gathered + warp * 16 + half * 8 + lane / 4;
-        const int64 begin = (static_cast<int64>(expert) * p.gathered + row) * p.sorted;
-        if constexpr (ACCUMULATE) {
-            float* to = static_cast<float*>(p.output) + begin;
+        float* to = static_cast<float*>(p.output) + (static_cast<int64>(expert) * p.gathered + row) * p.sorted;
 #pragma unroll
-            for (int i = 0; i < TOKENS / 8; ++i) {
-                const int column = sorted + 8 * i + lane % 4 * 2;
-                if (row < p.gathered && column < p.sorted) {
-                    float2 x = load_pair(to + column);
-                    x.x += sums[4 * i + 2 * half];
-                    x.y += sums[4 * i + 2 * half + 1];
-                    store_pair(to + column, x);
-                }
-            }
-        } else {
-            uint16* to = static_cast<uint16*>(p.output) + begin;
-#pragma unroll
-            for (int i = 0; i < TOKENS / 8; i += 4) {
-                uint32 w[4];
-#pragma unroll
-                for (int j = 0; j < 4; ++j) w[j] = pack(sums[4 * (i + j) + 2 * half], sums[4 * (i + j) + 2 * half + 1]);
-                // Lane q of a quad has word q of four blocks of eight columns, and gets all words of block q.
-                const uint32 first = __shfl_xor_sync(0xffffffff, odd ? w[0] : w[1], 1);
-                const uint32 second = __shfl_xor_sync(0xffffffff, odd ? w[2] : w[3], 1);
-                const uint32 a0 = odd ? first : w[0];
-                const uint32 a1 = odd ? w[1] : first;
-                const uint32 b0 = odd ? second : w[2];
-                const uint32 b1 = odd ? w[3] : second;
-                const uint32 other0 = __shfl_xor_sync(0xffffffff, upper ? a0 : b0, 2);
-                const uint32 other1 = __shfl_xor_sync(0xffffffff, upper ? a1 : b1, 2);
-                const int column = sorted + (i + lane % 4) * 8;
-                if (row < p.gathered && column < p.sorted) {
-                    store_columns(to + column, Chunk{upper ? other0 : a0, upper ? other1 : a1, upper ? b0 : other0,
-                                                     upper ? b1 : other1});
-                }
+        for (int i = 0; i < TOKENS / 8; ++i) {
+            const int column = sorted + 8 * i + lane % 4 * 2;
+            if (row < p.gathered && column < p.sorted) {
+                float2 x = load_pair(to + column);
+                x.x += sums[4 * i + 2 * half];
+                x.y += sums[4 * i + 2 * half + 1];
+                store_pair(to + column, x);
             }
         }
     }
 }
 
-// Two panels of (64 gathered, TOKENS sorted) columns, transposed, as columns of the gradient of w13, from `gathered` on.
-__device__ __forceinline__ void store_columns_of(const WeightsParameters& p, int expert, int gathered, int sorted,
-                                                 const Sums& low, const Sums& high) {
+// Two panels of (64 gathered, TOKENS sorted) columns, transposed, as columns of the gradient of w13, from `gathered` on; added
+// to it.
+__device__ __forceinline__ void add_columns(const WeightsParameters& p, int expert, int gathered, int sorted, const Sums& low,
+                                            const Sums& high) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32 % 4;
-    const int64 begin = static_cast<int64>(expert) * p.sorted * p.gathered;
-    if constexpr (ACCUMULATE) {
-        float* to = static_cast<float*>(p.output) + begin;
+    float* to = static_cast<float*>(p.output) + static_cast<int64>(expert) * p.sorted * p.gathered;
 #pragma unroll
-        for (int i = 0; i < TOKENS / 8; ++i) {
+    for (int i = 0; i < TOKENS / 8; ++i) {
 #pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                const int column = sorted + 8 * i + lane % 4 * 2 + j;
-                if (column >= p.sorted) continue;
-                float* row = to + weight_row(p, column) * p.gathered;
+        for (int j = 0; j < 2; ++j) {
+            const int column = sorted + 8 * i + lane % 4 * 2 + j;
+            if (column >= p.sorted) continue;
+            float* row = to + weight_row(p, column) * p.gathered;
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int own = gathered + warp * 16 + half * 8 + lane / 4;
-                    if (own < p.gathered) row[own] += low[4 * i + 2 * half + j];
-                    if (own + PANEL_COLUMNS < p.gathered) row[own + PANEL_COLUMNS] += high[4 * i + 2 * half + j];
-                }
+            for (int half = 0; half < 2; ++half) {
+                const int own = gathered + warp * 16 + half * 8 + lane / 4;
+                if (own < p.gathered) row[own] += low[4 * i + 2 * half + j];
+                if (own + PANEL_COLUMNS < p.gathered) row[own + PANEL_COLUMNS] += high[4 * i + 2 * half + j];
             }
         }
-    } else {
-        uint16* to = static_cast<uint16*>(p.output) + begin;
-        const int own = gathered + (lane & 2) / 2 * PANEL_COLUMNS + warp * 16 + lane % 2 * 8;
+    }
+}
+
+// A panel as rows of the gradient of w2, in 16 bits. A warp's rows are its own: eight at a time, by way of its part of
+// `lines`, a line for each row and panel of sorted columns.
+__device__ __forceinline__ void store_rows(const WeightsParameters& p, uint32 lines, int expert, int gathered, int sorted,
+                                           const Sums& sums) {
+    const Lane lane;
+    const uint32 own = lines + lane.warp * (STAGING_BYTES / 4);
+    uint16* output = static_cast<uint16*>(p.output) + static_cast<int64>(expert) * p.gathered * p.sorted;
 #pragma unroll
-        for (int i = 0; i < TOKENS / 8; ++i) {
-            const float* l = low + 4 * i;
-            const float* h = high + 4 * i;
-            uint32 block[4] = {pack(l[0], l[1]), pack(l[2], l[3]), pack(h[0], h[1]), pack(h[2], h[3])};
-            const Chunk columns = columns_of_four(block);
-            const int column = sorted + 8 * i + lane / 4;
-            if (column < p.sorted && own < p.gathered) store_columns(to + weight_row(p, column) * p.gathered + own, columns);
+    for (int half = 0; half < 2; ++half) {
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < TOKENS / 8; i += 4) {
+            uint32 w[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) w[j] = pack(sums[4 * (i + j) + 2 * half], sums[4 * (i + j) + 2 * half + 1]);
+            store_matrices(own + i / 8 * 8 * ROW_BYTES + in_line(lane.row, i % 8 + lane.matrix), w[0], w[1], w[2], w[3]);
         }
+        __syncwarp();
+#pragma unroll
+        for (int line = 0; line < 8 * SORTED_PANELS; line += 4) {
+            const Chunk columns = load_shared(own + line / 8 * 8 * ROW_BYTES + in_line(line % 8 + lane.matrix, lane.row));
+            const int row = gathered + lane.warp * 16 + half * 8 + line % 8 + lane.matrix;
+            const int column = sorted + line / 8 * LINE_COLUMNS + lane.row * 8;
+            if (row < p.gathered && column < p.sorted) {
+                store_global(reinterpret_cast<char*>(output + static_cast<int64>(row) * p.sorted + column), columns);
+            }
+        }
+    }
+}
+
+// Zeros of an expert without rows, for which no stage is there to wait in.
+__device__ __forceinline__ void clear_weights(const WeightsParameters& p, int expert, int gathered, int sorted) {
+    constexpr int COLUMNS = 2 * PANEL_COLUMNS;
+    uint16* output = static_cast<uint16*>(p.output) + static_cast<int64>(expert) * p.gathered * p.sorted;
+    for (int i = threadIdx.x % WARPGROUP; i < COLUMNS * TOKENS / 8; i += WARPGROUP) {
+        // SECOND: rows of TOKENS sorted columns; otherwise rows of gathered ones.
+        const int wide = (SECOND ? TOKENS : COLUMNS) / 8;
+        const int own = gathered + (SECOND ? i / wide : i % wide * 8);
+        const int column = sorted + (SECOND ? i % wide * 8 : i / wide);
+        if (own >= p.gathered || column >= p.sorted) continue;
+        const int64 at = SECOND ? static_cast<int64>(own) * p.sorted + column : weight_row(p, column) * p.gathered + own;
+        store_global(reinterpret_cast<char*>(output + at), Chunk{0, 0, 0, 0});
     }
 }
 
@@ -294,16 +299,35 @@ __device__ __forceinline__ void consume_tile(const WeightsParameters& p, const S
     ptx::wgmma_wait<0>();
     ptx::pin(low);
     ptx::pin(high);
-    if (previous >= 0) release(shared.empty(previous));
-    if (ACCUMULATE && tile.count == 0) return;
 
     const int gathered = tile.gathered * WEIGHT_ROWS + 2 * consumer * PANEL_COLUMNS;
     const int sorted = tile.sorted * TOKENS;
-    if constexpr (SECOND) {
-        store_rows(p, tile.expert, gathered, sorted, low);
-        store_rows(p, tile.expert, gathered + PANEL_COLUMNS, sorted, high);
+    if constexpr (ACCUMULATE) {
+        if (previous < 0) return;
+        release(shared.empty(previous));
+        if constexpr (SECOND) {
+            add_rows(p, tile.expert, gathered, sorted, low);
+            add_rows(p, tile.expert, gathered + PANEL_COLUMNS, sorted, high);
+        } else {
+            add_columns(p, tile.expert, gathered, sorted, low, high);
+        }
     } else {
-        store_columns_of(p, tile.expert, gathered, sorted, low, high);
+        if (previous < 0) return clear_weights(p, tile.expert, gathered, sorted);
+        const uint32 lines = staging(shared, previous, consumer);
+        if constexpr (SECOND) {
+            store_rows(p, lines, tile.expert, gathered, sorted, low);
+            store_rows(p, lines, tile.expert, gathered + PANEL_COLUMNS, sorted, high);
+        } else {
+            uint16* output = static_cast<uint16*>(p.output) + static_cast<int64>(tile.expert) * p.sorted * p.gathered;
+                    store_two_lines<TOKENS, Columns::ACROSS>(
+                lines, consumer, low, high, [&](int row, int part, const Own& own) {
+                    const int column = gathered + part * LINE_COLUMNS + own.column;
+                    const bool inside = sorted + row + own.line < p.sorted && column < p.gathered;
+                    return inside ? output + weight_row(p, sorted + row + own.line) * p.gathered + column : nullptr;
+                });
+        }
+        ptx::fence_async_shared();  // the next rows come there
+        release(shared.empty(previous));
     }
 }
 
