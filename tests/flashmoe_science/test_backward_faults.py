@@ -19,8 +19,20 @@ from torch.nn import functional
 from flashmoe_science import DeviceError, InputError, flash_attention
 
 each_kernel = pytest.mark.parametrize("kernel", [ON_CPU, *ON_GPU], indirect=True)
-each_kernel_and_emulated = pytest.mark.parametrize("kernel", [ON_CPU, *EMULATED, *ON_GPU], indirect=True)
 on_gpus = pytest.mark.parametrize("kernel", ON_GPU, indirect=True)
+
+
+def with_emulated(few: tuple[int, int], more: tuple[int, int]) -> pytest.MarkDecorator:
+    """Each kernel with few rows and keys and with more; emulations with more are slow."""
+    cases = [
+        pytest.param(*each.values, *lengths, id=f"{each.id}, {lengths}", marks=(*each.marks, *marks))
+        for lengths, slow in ((few, ()), (more, (pytest.mark.slow,)))
+        for kernels, marks in (([ON_CPU, *ON_GPU], ()), (EMULATED, slow))
+        for each in kernels
+    ]
+    return pytest.mark.parametrize(("kernel", "rows", "keys"), cases, indirect=["kernel"])
+
+
 Tensors = tuple[torch.Tensor, ...]
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -92,9 +104,8 @@ def assert_same(results: Tensors, expected: Tensors) -> None:
             torch.testing.assert_close(one, other, rtol=2**-6, atol=2**-6 * float(other.abs().max()))
 
 
-@each_kernel_and_emulated
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize(("rows", "keys"), [(65, 71), (165, 200)])
+@with_emulated((65, 71), (165, 200))
 def test_what_lies_behind_the_last_row_is_never_read(
     rows: int, keys: int, causal: bool, kernel: Kernel
 ) -> None:
@@ -136,8 +147,7 @@ def test_key_tiles_that_no_row_visits_get_zeros(kernel: Kernel, rows: int, keys:
         assert (gradient == 0).all()
 
 
-@each_kernel_and_emulated
-@pytest.mark.parametrize(("rows", "keys"), [(90, 30), (250, 130)])
+@with_emulated((90, 30), (250, 130))
 def test_rows_without_keys_get_zeros_and_give_none(rows: int, keys: int, kernel: Kernel) -> None:
     """Their log-sum-exp is minus infinity, of which a difference would be NaN."""
     tensors, blind = leaves(kernel, rows, keys), rows - keys
@@ -154,9 +164,8 @@ def test_rows_without_keys_get_zeros_and_give_none(rows: int, keys: int, kernel:
             torch.testing.assert_close(one, other, rtol=2**-6, atol=2**-8 * float(other.abs().max()))
 
 
-@each_kernel_and_emulated
 @pytest.mark.parametrize("which", [0, 1, 2, 3])
-@pytest.mark.parametrize(("rows", "keys"), [(64, 64), (170, 210)])
+@with_emulated((70, 90), (170, 210))
 def test_a_nan_reaches_every_gradient_that_depends_on_it(
     rows: int, keys: int, which: int, kernel: Kernel
 ) -> None:
