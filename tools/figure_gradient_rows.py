@@ -19,7 +19,7 @@ ERRORS = (Bound("worst element", 2.0, ratio), Bound("worst row", 2.0, ratio), Bo
 ERRORS_ON_CPU: tuple[Row, ...] = (
     Row(
         "error of gradients against float64 over PyTorch's own, random inputs of the suite `backward-cpu`, before and "
-        "after timing, on a Zen 3",
+        "after timing, on a Zen 3, before what the rows below changed: not run since",
         "cpu-zen3-backward",
         ERRORS,
         errors_over_torch(),

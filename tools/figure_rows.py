@@ -172,7 +172,8 @@ TABLES: dict[str, tuple[Row, ...]] = {
             fields(*(decode_share("after", dtype, FOUR_HEADS) for dtype in ("fp16", "bf16", "fp32"))),
         ),
         Row(
-            "gradients on two cores of a Zen 3, the 24 cells of the suite `backward-cpu` (fp32 and bf16)",
+            "gradients on two cores of a Zen 3, the 24 cells of the suite `backward-cpu` (fp32 and bf16), before what "
+            "the rows below changed: not run since",
             "cpu-zen3-backward",
             (mean(1.5), least(1.0)),
             mean_and_least(24),

@@ -87,7 +87,11 @@ def check_arguments(
     if not HEAD_DIM_STEP <= head_dim <= MAX_HEAD_DIM or head_dim % HEAD_DIM_STEP:
         raise InputError(
             f"head_dim is {head_dim}; expected a multiple of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}: "
-            "pad query, key and value with zeros, and give softmax_scale"
+            + (
+                "call PyTorch's scaled_dot_product_attention"
+                if head_dim > MAX_HEAD_DIM
+                else "pad query, key and value with zeros, and give softmax_scale"
+            )
         )
     for name, tensor in named.items():
         if tensor.numel() and tensor.stride(3) != 1:

@@ -11,9 +11,14 @@ Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 SECOND_DERIVATIVES = (
     "flash_attention has first derivatives only; where second ones are needed, call PyTorch's "
-    "scaled_dot_product_attention under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+    "scaled_dot_product_attention under torch.nn.attention.sdpa_kernel(SDPBackend.MATH). "
+    "Its is_causal aligns top-left: of unequal lengths give the mask as attn_mask"
 )
 """What who differentiates the backward pass is told."""
+SECOND_DERIVATIVES_OF_OPTIONS = (
+    "flash_attention with a window, softcap or sinks has first derivatives only; where second ones are needed, compose "
+    "it of PyTorch's matmul and softmax. scaled_dot_product_attention has no softcap and no sinks"
+)
 
 
 def with_contiguous_rows(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -49,8 +49,8 @@ LONG = [
     ((170, 300), 128, False, True),
     ((300, 130), 120, True, False),
     ((130, 420), 128, False, False),
-    ((200, 450), 128, True, True, 70),
-    ((300, 200), 64, True, False, 100),
+    ((200, 450), 128, True, True, (70, -1)),
+    ((300, 200), 64, True, False, (100, -1)),
 ]
 """Of the Hopper kernel's tiles for more keys than are checked here, with `LONG_TILES`."""
 LONG_TILES = [
@@ -59,6 +59,19 @@ LONG_TILES = [
     HopperBackward(128, False, staggered=True),
     *(HopperBackward(head_dim, True, converts=True, window=True) for head_dim in (128, 64)),
 ]
+DRAWN = [
+    (LONG[0], LONG_TILES[0]),
+    (CALLS[1], HopperBackward(64, True, converts=True)),
+    (LONG[3], LONG_TILES[3]),
+]
+"""Of the Hopper kernel on a stream of another priority, where blocks draw their first tile as well."""
+FEATURES = [
+    ((150, 170), 64, False, True, (40, 20), 0.0),
+    ((130, 70), 128, True, False, (30, -1), 4.0),
+    ((65, 130), 256, False, True, (-1, 25), 0.0),
+    ((70, 129), 72, True, False, (-1, -1), 5.0),
+]
+"""Of the portable kernels: a window, a cap, and both."""
 MANY_HEADS = [((70, 130), 64, False, True), ((33, 40), 64, True, False)]
 """Of the kernel for short sequences, whose blocks then have three heads of keys."""
 SINKS = [(1, 1, 1, 64), (2, 3, 150, 72), (1, 4, 300, 128), (150, 1, 20, 8)]
@@ -71,7 +84,8 @@ def made(
     head_dim: int,
     causal: bool,
     with_lse: bool,
-    window: int = -1,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
     *,
     dtype: torch.dtype,
     batch: int = 1,
@@ -90,14 +104,17 @@ def made(
         normal(4, seqlen_q),
         causal=causal,
         grad_lse=torch.randn(batch, 4, seqlen_q, generator=generator) if with_lse else None,
-        window=(window, -1),
+        window=window,
+        softcap=softcap,
     )
 
 
 def choose(case: Backward, needs: Needs, kind: GradientKind) -> Choice | None:
     tensors = (case.query, case.key, case.value, case.output)
     strides = strides_of("grad_output", case.grad_output)
-    problem = _problem(tensors, strides, case.causal, case.scale, needs)
+    problem = _problem(
+        tensors, strides, case.causal, case.scale, needs, window=case.window, softcap=case.softcap
+    )
     return BACKWARD.modules[kind].choose(problem, device_of(torch.cuda.current_device()))
 
 
@@ -111,6 +128,7 @@ def differentiate(case: Backward, needs: Needs, choice: Choice) -> Gradients:
         softmax_scale=case.scale,
         needs=needs,
         window=case.window,
+        softcap=case.softcap,
         choice=choice,
     )
 
@@ -173,6 +191,17 @@ def main() -> None:
         for given, tile in zip(LONG, LONG_TILES, strict=True):
             assert_right(made(*given, dtype=torch.bfloat16), ALL, Choice(GradientKind.HOPPER, tile, ""))
             launches["hopper, long"] += 1
+        with torch.cuda.stream(torch.cuda.Stream(priority=-1)):
+            for given, tile in DRAWN:
+                assert_right(made(*given, dtype=torch.bfloat16), ALL, Choice(GradientKind.HOPPER, tile, ""))
+                launches["hopper, first tiles drawn"] += 1
+    if GradientKind.PORTABLE in kinds:
+        for index, given in enumerate(FEATURES):
+            case = made(*given, dtype=(torch.bfloat16, torch.float16)[index % 2])
+            choice = choose(case, ALL, GradientKind.PORTABLE)
+            if choice is not None:
+                assert_right(case, ALL, choice)
+                launches["portable, windows and caps"] += 1
     if launches[GradientKind.SHORT.value]:
         heads = 2 * device_of(torch.cuda.current_device()).multiprocessors + 2
         for given in MANY_HEADS:

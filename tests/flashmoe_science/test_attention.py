@@ -73,7 +73,16 @@ BAD = [
     ((QUERY[:, :3], KEY, VALUE), {}, "3 query heads cannot share 2"),
     ((QUERY, KEY[:, :0], VALUE[:, :0]), {}, "4 query heads cannot share 0"),
     ((QUERY[..., :4], KEY[..., :4], VALUE[..., :4]), {}, "head_dim is 4"),
-    ((QUERY[..., :12], KEY[..., :12], VALUE[..., :12]), {}, "head_dim is 12"),
+    (
+        (QUERY[..., :12], KEY[..., :12], VALUE[..., :12]),
+        {},
+        "head_dim is 12; expected a multiple of 8 up to 256: pad ",
+    ),
+    (
+        (QUERY.repeat(1, 1, 1, 9)[..., :264],) * 3,
+        {},
+        "head_dim is 264; expected a multiple of 8 up to 256: call PyTorch's scaled_dot_product_attention",
+    ),
     ((QUERY.mT.contiguous().mT, KEY, VALUE), {}, "last dimension of query is not contiguous"),
     ((QUERY, KEY, VALUE.mT.contiguous().mT), {}, "last dimension of value is not contiguous"),
     ((QUERY, KEY, VALUE), {"softmax_scale": math.nan}, "softmax_scale is nan"),

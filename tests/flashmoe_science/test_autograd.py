@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from attention_gradients import Case, ReferenceBackend, assert_within_bounds, random_case
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from flashmoe_science import InputError, flash_attention
@@ -90,6 +92,21 @@ def test_second_derivatives_are_refused_in_one_line() -> None:
     with pytest.raises(InputError, match=r"first derivatives only; .*SDPBackend\.MATH") as raised:
         torch.autograd.gradgradcheck(lambda *each: by_reference(*each)[0], tensors)
     assert "\n" not in str(raised.value)
+
+
+def test_what_second_derivatives_are_sent_to_is_the_same_attention() -> None:
+    """Of unequal lengths with a causal mask, which SDPA's own aligns otherwise."""
+    mask = torch.ones(4, 5, dtype=torch.bool).tril(1)
+
+    def by_torch(*tensors: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return functional.scaled_dot_product_attention(*tensors, attn_mask=mask, enable_gqa=True)
+
+    tensors = float64_inputs()
+    torch.testing.assert_close(
+        by_torch(*tensors).float(), output_of(*(each.detach().float() for each in tensors))
+    )
+    assert torch.autograd.gradgradcheck(by_torch, tensors)
 
 
 def test_second_derivatives_are_refused_also_where_the_incoming_gradient_is_constant() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from flashmoe_science.arguments import check_arguments
 from flashmoe_science.errors import InputError
-from flashmoe_science.gradients import SECOND_DERIVATIVES, Needs, with_contiguous_rows
+from flashmoe_science.gradients import SECOND_DERIVATIVES_OF_OPTIONS, Needs, with_contiguous_rows
 from flashmoe_science.operators import attention_rules, folding
 from flashmoe_science.operators.attention import check_fits, result_like
 from flashmoe_science.operators.library import define
@@ -199,7 +199,7 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_gradients: torch.Tensor | None) -> Any:
-        raise InputError(SECOND_DERIVATIVES)
+        raise InputError(SECOND_DERIVATIVES_OF_OPTIONS)
 
 
 def _recorded_backward(*arguments: Any) -> Any:

@@ -335,8 +335,9 @@ def _check_query_key_value(query: torch.Tensor, key: torch.Tensor, value: torch.
     ):
         if not HEAD_DIM_STEP <= dimension <= most or dimension % HEAD_DIM_STEP:
             raise InputError(
-                f"{name} is {dimension}; expected a multiple of {HEAD_DIM_STEP} up to {most}: pad with zeros"
-                + (", and give softmax_scale" if name == "head_dim" else "")
+                f"{name} is {dimension}; expected a multiple of {HEAD_DIM_STEP} up to {most}: "
+                + ("pad with zeros" if dimension < most else "compose the call of PyTorch's operations")
+                + (", and give softmax_scale" if name == "head_dim" and dimension < most else "")
             )
 
 

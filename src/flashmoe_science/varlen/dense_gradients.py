@@ -7,6 +7,7 @@ PyTorch's operations in float32, a block of query rows at a time, over the keys 
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from flashmoe_science.varlen.sink_gradients import with_sinks
 _BLOCK_SCORES = 1 << 22
 """Scores of a block, over all heads and sequences: 16 MB in float32."""
 _LEAST_ROWS = 16
+_FEW_ROWS = 64
+"""A block has as many, or as the window has keys: with more, most scores are of hidden keys."""
 _CAPS = 1e-2, 1e4
 """Least and most that the kernels take: beyond, few digits of tanh(score / cap) are left in the capped score."""
 
@@ -136,7 +139,7 @@ def _composed(
     if grad_lse is not None:
         delta = delta - grad_lse
     (left, right), softcap, scale = options
-    rows = _rows_of_a_block(grad_output, call, left)
+    rows = _rows_of_a_block(grad_output, call, options.window)
     first = 0
     while first < seqlen_q:
         end = min(first + rows, seqlen_q)
@@ -177,17 +180,23 @@ def _composed(
     )
 
 
-def _rows_of_a_block(grad_output: torch.Tensor, call: Recorded, left: int) -> int:
-    """Query rows whose scores have room. One where something is not finite, on the CPU: a row alone meets no key that
-    is hidden from it, so that nothing of such a key gets into a gradient.
+def _rows_of_a_block(grad_output: torch.Tensor, call: Recorded, window: tuple[int, int]) -> int:
+    """Query rows of which all scores have room. A window's block has rows + left + right keys.
+
+    One where something is not finite, on the CPU: a row alone meets no key that is hidden from it, so that nothing of
+    such a key gets into a gradient.
     """
     tensors = grad_output, call.query, call.key, call.value
     if call.query.is_cpu and not all(bool(tensor.isfinite().all()) for tensor in tensors):
         return 1
     batch, heads, _, _ = call.query.shape
-    seqlen_k = call.key.shape[2]
-    span = seqlen_k if left < 0 else min(seqlen_k, 2 * left + 1)
-    return max(_LEAST_ROWS, _BLOCK_SCORES // max(batch * heads * span, 1))
+    room = _BLOCK_SCORES // max(batch * heads, 1)
+    rows = room // max(call.key.shape[2], 1)
+    if min(window) >= 0:
+        beside = sum(window)
+        fitting = (math.isqrt(beside * beside + 4 * room) - beside) // 2
+        rows = min(max(rows, fitting), max(beside, _FEW_ROWS))
+    return max(_LEAST_ROWS, rows)
 
 
 def _hidden(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import fields, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from cudadent42.correctness.truth import find_truth, judge, judge_gathered
 from cudadent42.model.records import Plan
 from cudadent42.operations import definition
 from cudadent42.operations.attention.case import AttentionCase
+from cudadent42.operations.attention.inputs import AT_TIMED_SHAPES
 from cudadent42.operations.attention.reference import attention_float64
 from cudadent42.operations.attention_backward.case import AttentionBackwardCase, AttentionTrainingStepCase
 from cudadent42.operations.attention_backward.implementations import TRAINED, implementations, sdpa_gradients
@@ -32,6 +34,9 @@ from cudadent42.registry import registry
 from cudadent42.stages.verify import units, verify
 from flashmoe_science.configs.ablation import Ablation
 from flashmoe_science.configs.attention.backward import PortableBackward
+from flashmoe_science.configs.attention.backward_hopper import HopperBackward
+from flashmoe_science.configs.attention.backward_two_pass import TwoPassBackward
+from flashmoe_science.cuda.attention.gradients import explain
 from flashmoe_science.cuda.device import GPUS
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -131,8 +136,53 @@ def test_hard_inputs_have_gradients_of_every_kind() -> None:
     assert {kind for kind, hard in by_kind.items() if not hard.asked_on("cuda:0")} == strange
     expanded = by_kind["expanded_gradient"].make(0, "cpu").tensors[3]
     assert expanded.stride() == (0, 0, 0, 0)
-    timed = [hard.kind for hard in hard_cases([case_of("bf16")], "cpu")]
-    assert timed == ["expanded_gradient", "small_gradient"]
+
+
+def test_hard_values_at_timed_shapes_are_the_forward_s_and_hard_gradients() -> None:
+    """NaN of a query with a causal mask is asked of CPUs alone, NaN of a key of none."""
+    kinds = ["expanded_gradient", "small_gradient", *AT_TIMED_SHAPES]
+    kinds.remove("nan_key")
+    assert {"large_logits", "dominant_key", "rising_maximum", "nan_query"} <= set(kinds)
+    for causal, device in itertools.product((False, True), ("cpu", "cuda:0")):
+        hard = hard_cases([case_of("bf16", causal=causal)], device)
+        asked = [kind for kind in kinds if not (causal and device != "cpu" and kind == "nan_query")]
+        assert [each.kind for each in hard] == asked
+        assert all((each.case.head_dim, each.case.causal) == (16, causal) for each in hard)
+    assert hard_cases([case_of("bf16", seqlen_k=0)], "cpu") == ()
+
+
+def test_rows_without_keys_are_asked_of_every_kernel() -> None:
+    """On an H200: one pass at both head dims, steps of 80 rows, two passes."""
+    kernels = {}
+    for hard in hard_inputs("bf16"):
+        if hard.kind.startswith("more_queries"):
+            case = hard.case
+            assert isinstance(case, AttentionBackwardCase)
+            assert case.causal
+            assert case.seqlen_q > case.seqlen_k
+            query, key = (
+                torch.empty(
+                    case.batch, case.num_heads, rows, case.head_dim, dtype=torch.bfloat16, device="meta"
+                )
+                for rows in (case.seqlen_q, case.seqlen_k)
+            )
+            kernels[hard.kind] = explain(query, key, key, causal=True, device=GPUS["H200"]).configuration
+            assert hard.asked_on("cpu") == (hard.kind != "more_queries_80_rows")
+    assert kernels["more_queries_128"] == HopperBackward(128, True, converts=True)
+    assert kernels["more_queries_80_rows"] == HopperBackward(128, True, wide=True)
+    assert kernels["more_queries_256"] == TwoPassBackward(256, True)
+
+
+@pytest.mark.parametrize("kind", ["large_logits", "dominant_key", "rising_maximum", "nan_query"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_this_project_s_gradients_pass_at_a_timed_shape(causal: bool, kind: str) -> None:
+    cases = [case_of("bf16", seqlen_q=130, seqlen_k=130, head_dim=128, causal=causal)]
+    (hard,) = (hard for hard in hard_cases(cases, "cpu") if hard.kind == kind)
+    case, inputs = hard.case, hard.make(3, "cpu")
+    assert isinstance(case, AttentionBackwardCase)
+    ours = {each.name: each for each in implementations(case.operation)}["cudadent42"]
+    result = packed(ours.prepare(case, inputs)())  # type: ignore[arg-type]
+    assert judge_gathered(find_truth(case, inputs), "ours", result, kind).passed
 
 
 def test_what_kernels_for_hopper_do_not_take_is_asked_of_cpus() -> None:
@@ -143,7 +193,7 @@ def test_what_kernels_for_hopper_do_not_take_is_asked_of_cpus() -> None:
     ]
     on_cpu, on_gpu = ([unit.kind for unit in units(plan)] for plan in plans)
     assert [kind for kind in on_cpu if kind not in on_gpu] == ["nan_key_causal", "inf_key", "inf_value"]
-    assert set(on_gpu) <= set(on_cpu)
+    assert set(on_gpu) - set(on_cpu) == {"more_queries_80_rows"}  # whose scores take a CPU too long
 
 
 def row_by_row(inputs: BackwardInputs) -> Tensor:

@@ -137,7 +137,12 @@ PAGED = paged(SHAPE, 4)
         (
             changed(PACKED, value=PACKED["value"][..., :12]),
             {},
-            "value_dim is 12; expected a multiple of 8 up to 512",
+            "value_dim is 12; expected a multiple of 8 up to 512: pad with zeros",
+        ),
+        (
+            changed(PACKED, value=PACKED["value"].repeat(1, 1, 17)[..., :520]),
+            {},
+            "value_dim is 520; expected a multiple of 8 up to 512: compose ",
         ),
         (PACKED, {"max_seqlen_q": -1}, "max_seqlen_q is -1"),
         (PACKED, {"max_seqlen_k": PACKED["cu_seqlens_k"][1]}, "max_seqlen_k is a Tensor"),

@@ -185,11 +185,33 @@ def test_many_blocks_give_what_one_gives(lengths: tuple[int, int], monkeypatch: 
     check(dense(2, (4, 2), lengths, 32, torch.float32), SINKS, window=(11, 3), softcap=2.0)
 
 
+@pytest.mark.parametrize(
+    "window", [(-1, -1), (-1, 0), (127, 0), (0, 0), (100, 3000), (60000, 60000)], ids=str
+)
+@pytest.mark.parametrize(("heads", "length"), [(1, 8192), (1, 65536), (4, 100), (128, 65536)])
+def test_scores_of_a_block_have_room(heads: int, length: int, window: tuple[int, int]) -> None:
+    rows = rows_of_a_block(heads, length, window)
+    keys = min(length, rows + sum(window)) if min(window) >= 0 else length
+    assert rows == dense_gradients._LEAST_ROWS or heads * rows * keys <= dense_gradients._BLOCK_SCORES
+
+
+def test_a_windows_blocks_have_few_hidden_keys() -> None:
+    """Of one head all rows would have room for as many hidden keys, whose scores take time."""
+    assert rows_of_a_block(1, 8192, (128, 0)) == 128
+    assert rows_of_a_block(1, 8192, (3, 2)) == dense_gradients._FEW_ROWS
+    assert rows_of_a_block(1, 8192, (-1, 0)) == 512
+
+
 def test_rows_of_a_block_are_few_where_keys_are_many() -> None:
-    meta = torch.empty(4, 32, 65536, 8, device="meta")
+    assert rows_of_a_block(128, 65536, (-1, -1)) == 16
+    assert rows_of_a_block(128, 65536, (127, 0)) == 127
+    assert rows_of_a_block(128, 65536, (1000, 24)) == 31
+
+
+def rows_of_a_block(heads: int, length: int, window: tuple[int, int]) -> int:
+    meta = torch.empty(1, heads, length, 8, device="meta")
     call = dense_gradients.Recorded(meta, meta, meta, meta, meta[..., 0], None)
-    assert dense_gradients._rows_of_a_block(meta, call, -1) == 16
-    assert dense_gradients._rows_of_a_block(meta, call, 127) == 2**22 // (4 * 32 * 255)
+    return dense_gradients._rows_of_a_block(meta, call, window)
 
 
 def test_nothing_of_hidden_keys_and_rows_gets_into_a_gradient() -> None:

@@ -198,18 +198,10 @@ def hard_cases(cases: Sequence[AttentionCase], device: str) -> tuple[HardInput, 
         if 0 < case.scores <= most_scores:
             group = (case.dtype, case.head_dim, case.causal, case.num_heads == case.num_kv_heads)
             largest[group] = case
-    changes = {
-        "large_logits": _large_logits,
-        "dominant_key": _dominant_key,
-        "equal_rows": _equal_rows,
-        "rising_maximum": _rising_maximum,
-        "nan_query": _nan_query,
-        "nan_key": _nan_key,
-    }
     return tuple(
         _hard_input(kind, replace(case, name=f"{kind}@{case.name}"), change)
         for case in largest.values()
-        for kind, change in changes.items()
+        for kind, change in AT_TIMED_SHAPES.items()
     )
 
 
@@ -296,3 +288,14 @@ def _inf_value(inputs: AttentionInputs) -> AttentionInputs:
     value = inputs.value.clone()
     value[0, 1, 90, 5] = float("-inf")
     return AttentionInputs(inputs.query, inputs.key, value)
+
+
+AT_TIMED_SHAPES: dict[str, Change] = {
+    "large_logits": _large_logits,
+    "dominant_key": _dominant_key,
+    "equal_rows": _equal_rows,
+    "rising_maximum": _rising_maximum,
+    "nan_query": _nan_query,
+    "nan_key": _nan_key,
+}
+"""Hard values that a shape of any size takes."""

@@ -102,8 +102,14 @@ of rows of its tile that do not see it (docs/kernels/backward-hopper.md), and in
 whether a gradient behind an infinity is infinite or NaN."""
 
 
+_ON_CPU_WITH_A_MASK = ("nan_query",)
+"""The same where there is a causal mask: they let NaN of a query into gradients of keys of its tile that it does not
+see."""
+
+
 def hard_inputs(dtype: str) -> tuple[HardInput, ...]:
-    """The forward's hard inputs with random gradients of the output, and hard gradients."""
+    """The forward's hard inputs with random gradients of the output, and hard gradients; rows without keys at the head
+    dims of every kernel."""
 
     def of_forward(hard: HardInput) -> HardInput:
         assert isinstance(hard.case, AttentionCase)
@@ -125,10 +131,26 @@ def hard_inputs(dtype: str) -> tuple[HardInput, ...]:
 
         return HardInput(kind, case, make)
 
+    def with_blind_rows(name: str, heads: int, rows: int, keys: int, head_dim: int) -> HardInput:
+        case = AttentionBackwardCase(
+            f"more_queries_{name}", dtype, 1, heads, heads, rows, keys, head_dim, True
+        )
+        only_on = "cuda" if case.scores > forward.MOST_HARD_SCORES["cpu"] else ""
+        return HardInput(case.name, case, lambda seed, device: random_inputs(case, seed, 0, device), only_on)
+
     return (
         *(of_forward(hard) for hard in forward.hard_inputs(dtype)),
         *(with_gradient(kind, change) for kind, change in GRADIENTS.items()),
+        *(with_blind_rows(*shape) for shape in _BLIND_ROWS),
     )
+
+
+_BLIND_ROWS = (
+    ("128", 2, 290, 170, 128),
+    ("256", 2, 290, 170, 256),
+    ("80_rows", 1, 8240, 8192, 128),
+)
+"""Name, heads, rows, keys and head dim. Hopper's kernel takes 80 rows a step from 8,192 keys on."""
 
 
 def backward_case(case: AttentionCase) -> AttentionBackwardCase:
@@ -136,23 +158,35 @@ def backward_case(case: AttentionCase) -> AttentionBackwardCase:
 
 
 def hard_cases(cases: Sequence[AttentionBackwardCase], device: str) -> tuple[HardInput, ...]:
-    """Gradients at the ends of the range at the largest timed shape of each head dim, dtype and mask that the float64
-    reference does in a moment."""
+    """The forward's hard values, and gradients at the ends of the range, at the largest timed shape of each head dim,
+    dtype and mask that the float64 reference does in a moment. A small shape may be served by another kernel."""
     most = forward.MOST_HARD_SCORES[device.partition(":")[0]]
     largest: dict[tuple[object, ...], AttentionBackwardCase] = {}
     for case in sorted(cases, key=lambda case: case.scores):
-        if case.scores <= most:
+        if 0 < case.scores <= most:
             largest[case.dtype, case.head_dim, case.causal, case.num_heads == case.num_kv_heads] = case
 
     def hard(case: AttentionBackwardCase, kind: str) -> HardInput:
         named = replace(case, name=f"{case.name}_{kind}")
 
         def make(seed: int, device: str) -> BackwardInputs:
+            if kind not in GRADIENTS:
+                changed = forward.AT_TIMED_SHAPES[kind](forward.random_inputs(named, seed, 0, device))
+                return _with_gradient(changed, named, seed)
             inputs = random_inputs(named, seed, 0, device)
             return replace(inputs, output_gradient=GRADIENTS[kind](inputs.output_gradient))
 
         return HardInput(kind, named, make)
 
+    on_cpu = device.startswith("cpu")
+    kinds = (
+        "expanded_gradient",
+        "small_gradient",
+        *(kind for kind in forward.AT_TIMED_SHAPES if kind != "nan_key"),
+    )
     return tuple(
-        hard(case, kind) for case in largest.values() for kind in ("expanded_gradient", "small_gradient")
+        hard(case, kind)
+        for case in largest.values()
+        for kind in kinds
+        if on_cpu or not (case.causal and kind in _ON_CPU_WITH_A_MASK)
     )

@@ -11,6 +11,7 @@ import sys
 import pytest
 import torch
 from attention_backward import assert_gradients, backward_case
+from backward_kernels import aligned
 from emulated import NEEDS_COMPILER
 from emulated_hopper_backward import OF_PRIORITY, emulate
 
@@ -153,7 +154,7 @@ def test_a_gradient_of_the_output_that_begins_anywhere_keeps_its_gaps(
     """As of a part of a wider tensor, which autograd hands over. Its copy has the strides that the plan holds."""
     module = sys.modules[_prepare.__module__]  # its package has a function of the same name
     monkeypatch.setattr(module, "raw_stream", lambda device: 0)
-    monkeypatch.setattr(module, "cuda_allocator", lambda: _aligned)
+    monkeypatch.setattr(module, "cuda_allocator", lambda: aligned)
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, 2, 100, 64).bfloat16() for _ in range(3))
     wide = torch.randn(1, 2, 100, 72).bfloat16()
@@ -171,14 +172,6 @@ def test_a_gradient_of_the_output_that_begins_anywhere_keeps_its_gaps(
     layouts = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in (query, key, value)]
     call = _prepare(layouts, plan, 0, copied=False, with_lse=False)
     assert_gradients(case, call(query, key, value, case.output, case.lse, grad_output))
-
-
-def _aligned(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """At a multiple of 256 bytes, as on a GPU."""
-    count = 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
-    memory = torch.empty(count * dtype.itemsize + 256, dtype=torch.uint8)
-    start = -memory.data_ptr() % 256
-    return memory[start : start + count * dtype.itemsize].view(dtype).as_strided(size, stride)
 
 
 @NEEDS_COMPILER
