@@ -29,6 +29,9 @@ CASES = {
     "a few queries each": replace(PACKED, queries=3),
     "more queries than keys": replace(PACKED, queries=70),
     "a head for each": replace(PACKED, num_kv_heads=4),
+    "ALiBi": replace(PACKED, alibi=True),
+    "ALiBi, full, a few queries each": replace(PACKED, alibi=True, causal=False, queries=3),
+    "narrow values": replace(PACKED, value_dim=8),
 }
 
 
