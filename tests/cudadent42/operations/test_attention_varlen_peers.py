@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from cudadent42.model.implementations import UnsupportedCaseError
+from cudadent42.model.implementations import Planned, UnsupportedCaseError
 from cudadent42.operations.attention_varlen import implementations
 from cudadent42.operations.attention_varlen.implementations import ALL
 from cudadent42.operations.attention_varlen.inputs import random_inputs
@@ -59,12 +59,28 @@ def test_flashinfer_decodes_with_its_wrapper_for_decode_steps(monkeypatch: pytes
         assert ("causal" in planned) is not decodes
 
 
+@pytest.mark.parametrize("name", ["decode", "packed", "prompts"])
+def test_flashinfer_has_planned_and_can_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", _FlashInfer)  # type: ignore[arg-type]
+    monkeypatch.setattr(implementations, "_WORKSPACE_BYTES", 1)
+    call = implementations._prepare_flashinfer(VARIANTS[name], random_inputs(VARIANTS[name], 0, 0, "cpu"))
+    assert isinstance(call, Planned)
+    before: dict[str, Any] = call()  # type: ignore[assignment]
+    wrapper = call.call.func.__self__  # type: ignore[attr-defined]
+    assert wrapper.times == 1
+    call.plan()
+    assert wrapper.times == 2
+    assert call() == before
+
+
 class _FlashInferWrapper:
     def __init__(self, workspace: torch.Tensor, layout: str, **options: object) -> None:
         self.planned: dict[str, Any] = {}
+        self.times = 0
 
     def plan(self, *lengths: object, **options: Any) -> None:
         self.planned = options
+        self.times += 1
 
     def run(self, *tensors: object) -> dict[str, Any]:
         return self.planned

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cudadent42.model.implementations import Call, UnsupportedCaseError
+from cudadent42.model.implementations import Call, Planned, UnsupportedCaseError
 from cudadent42.operations.attention_varlen.case import VarlenCase
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class _Rows(NamedTuple):
 
 
 def prepare_flex(case: VarlenCase, inputs: VarlenInputs) -> Call:
-    """Compiled for the very case; the mask of blocks, which reads lengths on the host, is made once before."""
+    """Compiled for the very case; the mask of blocks, which reads lengths on the host, is a step's plan."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     if inputs.block_table is not None:
@@ -45,8 +45,12 @@ def prepare_flex(case: VarlenCase, inputs: VarlenInputs) -> Call:
         raise UnsupportedCaseError("flex_attention takes no batch without queries or keys")
     query, key, value = (tensor.transpose(0, 1)[None] for tensor in inputs.tensors)
     device = str(query.device)
-    mask = create_block_mask(seen_by(case, device), None, None, query.shape[2], key.shape[2], device=device)
-    options: dict[str, Any] = {"block_mask": mask, "enable_gqa": case.num_heads != case.num_kv_heads}
+
+    def make_mask() -> Any:
+        seen = seen_by(case, device)
+        return create_block_mask(seen, None, None, query.shape[2], key.shape[2], device=device)
+
+    options: dict[str, Any] = {"block_mask": make_mask(), "enable_gqa": case.num_heads != case.num_kv_heads}
     if inputs.alibi_slopes is not None:
         options["score_mod"] = biased_by(case, inputs.alibi_slopes)
     attend = partial(_compiled(case), query, key, value, **options)
@@ -55,7 +59,7 @@ def prepare_flex(case: VarlenCase, inputs: VarlenInputs) -> Call:
         output: Tensor = attend()[0].transpose(0, 1)
         return output
 
-    return call
+    return Planned(call, make_mask)
 
 
 def _rows_of(case: VarlenCase, device: str) -> tuple[_Rows, _Rows]:

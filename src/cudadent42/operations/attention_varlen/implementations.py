@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError
+from cudadent42.model.implementations import Call, Implementation, Planned, UnsupportedCaseError
 from cudadent42.operations.attention_varlen.case import VarlenCase
 from cudadent42.operations.attention_varlen.cudnn import prepare_cudnn
 from cudadent42.operations.attention_varlen.flex import prepare_flex
@@ -261,7 +261,7 @@ def _flashinfer_workspace(device: torch.device) -> Tensor:
 def _prepare_flashinfer(case: VarlenCase, inputs: VarlenInputs) -> Call:
     """The wrapper for decode steps over pages, where they are that, or the one for prompts over pages or packed keys.
 
-    Planning, which reads lengths on the host, happens once before.
+    Planning, which reads lengths on the host, is a step's.
     """
     import torch
 
@@ -288,8 +288,9 @@ def _prepare_flashinfer(case: VarlenCase, inputs: VarlenInputs) -> Call:
     heads = case.num_heads, case.num_kv_heads, case.head_dim
     if inputs.block_table is None:
         wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
-        wrapper.plan(inputs.cu_seqlens_q, inputs.cu_seqlens_k, *heads, **options)
-        return partial(wrapper.run, query, key, value)
+        plan = partial(wrapper.plan, inputs.cu_seqlens_q, inputs.cu_seqlens_k, *heads, **options)
+        plan()
+        return Planned(partial(wrapper.run, query, key, value), plan)
     pages = (
         torch.tensor([0, *itertools.accumulate(case.pages)], dtype=torch.int32, device=query.device),
         inputs.block_table[inputs.block_table >= 0],
@@ -299,11 +300,13 @@ def _prepare_flashinfer(case: VarlenCase, inputs: VarlenInputs) -> Call:
         # On tensor cores, as several query heads share a key head.
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
         del options["causal"]  # follows from the number of queries
-        wrapper.plan(*pages, *heads, case.page_size, q_len_per_req=case.seqlens_q[0], **options)
+        options["q_len_per_req"] = case.seqlens_q[0]
+        plan = partial(wrapper.plan, *pages, *heads, case.page_size, **options)
     else:
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
-        wrapper.plan(inputs.cu_seqlens_q, *pages, *heads, case.page_size, **options)
-    return partial(wrapper.run, query, (key, value))
+        plan = partial(wrapper.plan, inputs.cu_seqlens_q, *pages, *heads, case.page_size, **options)
+    plan()
+    return Planned(partial(wrapper.run, query, (key, value)), plan)
 
 
 def _is_decode_step(case: VarlenCase) -> bool:
@@ -371,7 +374,13 @@ ALL: tuple[Implementation, ...] = (
     _peer(
         "flash_attn_3", "flash_attn_interface", "tokenspeed-fa3", "FlashAttention-3", _prepare_flash_attn_3
     ),
-    _peer("flashinfer", "flashinfer", "flashinfer-python", "FlashInfer, planned once", _prepare_flashinfer),
+    _peer(
+        "flashinfer",
+        "flashinfer",
+        "flashinfer-python",
+        "FlashInfer, planned once a step",
+        _prepare_flashinfer,
+    ),
     _peer("cudnn", "cudnn", "nvidia-cudnn-frontend", "cuDNN's attention over pages", prepare_cudnn),
     _implementation(
         "flex_attention",
