@@ -157,17 +157,9 @@ Emit = Callable[[Event], None]
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        *(
-            Progress,
-            Alive,
-            KernelBuilt,
-            KernelFailed,
-            CaseVerified,
-            BlockMeasured,
-            PlanningTimed,
-            PeaksMeasured,
-        ),
-        *(Skipped, IntegrityFound, KeptApart, Accounted, Message, WorkerLost, StageDone, StageFailed),
+        *(Progress, Alive, KernelBuilt, KernelFailed, CaseVerified, BlockMeasured, PeaksMeasured),
+        *(PlanningTimed, Skipped, IntegrityFound, KeptApart, Accounted, Message, WorkerLost),
+        *(StageDone, StageFailed),
     )
 }
 
