@@ -18,7 +18,7 @@ from cudadent42.base.seeds import derived_seed
 from cudadent42.correctness.forms import wrong_kind
 from cudadent42.model.cases import Case
 from cudadent42.model.device import synchronize
-from cudadent42.model.implementations import Call, Implementation
+from cudadent42.model.implementations import Call, Implementation, unplanned
 from cudadent42.operations import numerics
 from cudadent42.operations.interface import Inputs
 
@@ -116,7 +116,7 @@ def prepare(
         moved = [_moved(*each) for each in zip(sets, written, rooms, strict=True)]
         sets, written = tuple(each for each, _ in moved), tuple(tensors for _, tensors in moved)
     with implementation.context():
-        calls = tuple(implementation.prepare(case, each) for each in sets)
+        calls = tuple(unplanned(implementation.prepare(case, each)) for each in sets)
         stale: Any = None
         for call in calls:
             stale = call()

@@ -75,6 +75,7 @@ def _run(options: RunOptions, shown: Shown, fleet: str | None = None) -> None:
 _PRINTING = (
     "cudadent42.commands.tables",
     "cudadent42.stages.report.facts",
+    "cudadent42.stages.report.planning",
     "cudadent42.stages.report.script",
 )
 """What the outcome is shown with."""
@@ -129,6 +130,7 @@ def carry_out(start: Start, shown: Shown, with_report: bool) -> NoReturn:
 def _print_outcome(outcome: Outcome, verbose: bool, with_report: bool) -> None:
     from cudadent42.commands import tables
     from cudadent42.stages.report.facts import rivals_line
+    from cudadent42.stages.report.planning import planning_lines
     from cudadent42.stages.report.script import prediction_line
 
     console = console_for()
@@ -145,6 +147,10 @@ def _print_outcome(outcome: Outcome, verbose: bool, with_report: bool) -> None:
     against_others = rivals_line(outcome.results, outcome.results.candidate)
     if against_others:
         print_line(console, against_others)
+    if lines := list(planning_lines(outcome.results)):
+        console.print(tables.planning_table(outcome.results))
+        for line in lines:
+            print_line(console, line)
     if outcome.results.prediction is not None and outcome.exit_code is not ExitCode.UNTRUSTED_RESULT:
         print_line(console, prediction_line(outcome.results.prediction))
     if outcome.gates:

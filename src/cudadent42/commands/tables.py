@@ -13,6 +13,7 @@ from cudadent42.decisions.margin import smallest_called
 from cudadent42.decisions.verdicts import REFUSALS
 from cudadent42.model.records import BuildReport, Comparison, Results, Verdict, VerifiedCase, VerifyReport
 from cudadent42.stages.report.notices import cautions
+from cudadent42.stages.report.planning import HEADS, plannings
 from cudadent42.stages.report.view import Tone
 from flashmoe_science.jit.records import KernelBuild, Recipe, Resources
 
@@ -48,6 +49,11 @@ def results_table(results: Results, with_control: bool) -> Table:
         group = row.implementation
         _add_comparison(table, row, named=True)
     return table
+
+
+def planning_table(results: Results) -> Table:
+    """One row per case and implementation that plans once a step."""
+    return plain_table(HEADS[:2], HEADS[2:], [each.cells for each in plannings(results)])
 
 
 def _add_comparison(table: Table, row: Comparison, *, named: bool) -> None:

@@ -248,7 +248,8 @@ def _merged(plan: Plan, parts: Sequence[RunFolder], skipped: dict[str, str], fol
     # The highest ceiling of all: no case is called impossible for another machine's.
     peaks = {name: max(each.peaks.get(name, 0.0) for each in results) for name in results[0].peaks}
     together = compare(plan, samples, left_out, peaks)
-    together = replace(together, integrity=combined_integrity(results, together))
+    planning_ms = {key: each for part in results for key, each in part.planning_ms.items()}
+    together = replace(together, integrity=combined_integrity(results, together), planning_ms=planning_ms)
     together = with_claim(together, verified=verified.passed)
     folder.write_results(together)
     return Outcome(folder.path, verified, together)

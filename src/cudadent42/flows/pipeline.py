@@ -33,6 +33,7 @@ from cudadent42.model.events import (
     IntegrityFound,
     KeptApart,
     Message,
+    PlanningTimed,
     Progress,
     Skipped,
     WorkerLost,
@@ -291,7 +292,8 @@ def _execute(
         audited = _audit(options, plan, results, path / AUDIT_LOG, measured_s, branch, recorded, sandbox)
         of_files = written_while_run(plan, files)
         integrity = integrity_of(plan, verified, benched, audited, options.sealed, of_files)
-        results = with_claim(replace(results, integrity=integrity), verified=verified.passed)
+        results = replace(results, integrity=integrity, planning_ms=benched.planning_ms)
+        results = with_claim(results, verified=verified.passed)
         folder.write_results(results)
         if options.with_report:
             recorded.stage("report")
@@ -441,6 +443,8 @@ def _tell(event: Event, observer: Observer) -> None:
         observer.note(f"{event.key}: not timed: {event.reason}")
     elif isinstance(event, Skipped):
         observer.detail(f"{event.key}: not verified: {event.reason}")
+    elif isinstance(event, PlanningTimed):
+        observer.detail(f"{event.key}: planning a step takes {event.planning_ms:.4g} ms")
     elif isinstance(event, Message):
         observer.note(event.text)
     elif isinstance(event, IntegrityFound):

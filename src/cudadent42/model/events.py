@@ -60,6 +60,15 @@ class BlockMeasured:
 
 
 @dataclass(frozen=True)
+class PlanningTimed:
+    """What an implementation does once a step, apart from its calls."""
+
+    key: str
+    """``Case.id/implementation``."""
+    planning_ms: float
+
+
+@dataclass(frozen=True)
 class PeaksMeasured:
     peaks: dict[str, float]
     """Ceilings of the device, as ``Results.peaks``."""
@@ -130,6 +139,7 @@ Event = (
     | KernelFailed
     | CaseVerified
     | BlockMeasured
+    | PlanningTimed
     | PeaksMeasured
     | Skipped
     | IntegrityFound
@@ -148,7 +158,8 @@ _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         *(Progress, Alive, KernelBuilt, KernelFailed, CaseVerified, BlockMeasured, PeaksMeasured),
-        *(Skipped, IntegrityFound, KeptApart, Accounted, Message, WorkerLost, StageDone, StageFailed),
+        *(PlanningTimed, Skipped, IntegrityFound, KeptApart, Accounted, Message, WorkerLost),
+        *(StageDone, StageFailed),
     )
 }
 
@@ -215,6 +226,7 @@ class BenchLog:
         self._kept_apart: list[str] = []
         self._measuring = Spent()
         self._checks: dict[str, Spent] = {}
+        self._planning_ms: dict[str, float] = {}
 
     def add(self, event: Event) -> None:
         if isinstance(event, BlockMeasured):
@@ -228,6 +240,8 @@ class BenchLog:
             self._findings.append(event.finding)
         elif isinstance(event, KeptApart):
             self._kept_apart.append(event.text)
+        elif isinstance(event, PlanningTimed):
+            self._planning_ms[event.key] = event.planning_ms
         elif isinstance(event, Accounted):
             self._measuring += event.measuring
             for check, spent in event.checks.items():
@@ -247,6 +261,7 @@ class BenchLog:
             tuple(dict.fromkeys(self._kept_apart)),
             self._measuring,
             dict(self._checks),
+            dict(self._planning_ms),
         )
 
 

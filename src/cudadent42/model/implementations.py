@@ -51,6 +51,24 @@ def _available(device: str) -> str | None:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """A call, with what is done once for all layers of a step before it and its like, such as reading lengths on the
+    host. Its `Prepare` has done that once; the stage bench times the call without it, and it alone."""
+
+    call: Call
+    plan: Callable[[], Any]
+    """May be repeated: leaves what the call needs as it was. What it returns is looked at by nobody."""
+
+    def __call__(self) -> Tensor:
+        return self.call()
+
+
+def unplanned(call: Call) -> Call:
+    """What is timed as a call."""
+    return call.call if isinstance(call, Planned) else call
+
+
+@dataclass(frozen=True)
 class Implementation:
     """One way to compute an operation."""
 
@@ -60,7 +78,8 @@ class Implementation:
     """Device types: ``cpu``, ``cuda``."""
     prepare: Prepare
     """Does what a user does once, outside the timed call (layout views, plans), and returns the call. The
-    call takes nothing and returns a new tensor of the result's shape. Raises ``UnsupportedCaseError``."""
+    call takes nothing and returns a new tensor of the result's shape. Where a part of it is done at each step, it
+    returns `Planned`. Raises ``UnsupportedCaseError``."""
     unavailable: Callable[[str], str | None] = _available
     """The reason why it cannot run on a device of this name, or None."""
     context: Callable[[], AbstractContextManager[object]] = nullcontext

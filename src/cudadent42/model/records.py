@@ -313,6 +313,8 @@ class BenchReport:
     """All of the stage, in workers that came to its end."""
     checks: dict[str, Spent] = field(default_factory=dict)
     """Of that, what was spent on looking at the implementations."""
+    planning_ms: dict[str, float] = field(default_factory=dict)
+    """As ``Results.planning_ms``."""
 
 
 @dataclass(frozen=True)
@@ -401,3 +403,6 @@ class Results:
     """Why, or why not."""
     prediction: Prediction | None = None
     """What the recorded script would gain, where the plan has one that ran on such a device."""
+    planning_ms: dict[str, float] = field(default_factory=dict)
+    """What a step's plan takes, once for all layers and apart from the calls, which are compared without it: by
+    ``Case.id/implementation``, of those that have one. A median of several by the timer ``call``."""

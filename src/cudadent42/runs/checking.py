@@ -108,7 +108,9 @@ def _key(row: Comparison) -> str:
 def _again(run: RunFolder, results: Results) -> Results:
     again = compare(run.plan, run.samples, results.skipped, results.peaks, rules=results.rules or 1)
     verified = run.verify is not None and run.verify.passed
-    return with_claim(replace(again, integrity=results.integrity), verified=verified)
+    return with_claim(
+        replace(again, integrity=results.integrity, planning_ms=results.planning_ms), verified=verified
+    )
 
 
 def differences(stated: Results, computed: Results) -> Iterator[str]:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from random import Random
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from cudadent42.base.errors import UsageError
-from cudadent42.model.implementations import Call, UnsupportedCaseError
+from cudadent42.model.implementations import Call
 from cudadent42.operations import definition
 from cudadent42.operations.attention.inputs import AttentionInputs
 from cudadent42.operations.attention.reference import attention_float64
-from cudadent42.operations.attention_varlen import implementations
 from cudadent42.operations.attention_varlen.caches import Cache
 from cudadent42.operations.attention_varlen.case import VarlenCase
 from cudadent42.operations.attention_varlen.implementations import ALL, prepare_sdpa
@@ -27,40 +23,9 @@ from cudadent42.registry import registry
 from cudadent42.stages.verify import verify
 from cudadent42.suites.loader import load_suite, parse_suite
 from flashmoe_science.cuda import wgmma
+from varlen_cases import CASE, VARIANTS, nothing, seen_by_nodes
 
-CASE = VarlenCase("unit", "fp32", 5, 4, 2, longest=60, shortest=7, head_dim=16, page_size=8)
-VARIANTS = {
-    "decode": CASE,
-    "packed": replace(CASE, page_size=0),
-    "prompts": replace(CASE, queries=0),
-    "full": replace(CASE, queries=0, causal=False),
-    "mixed": replace(CASE, chunks=2, chunk=9),
-    "window": replace(CASE, queries=3, window=5),
-    "more queries": replace(CASE, queries=70),
-    "fp8, one scale": replace(CASE, dtype="bf16", fp8_scales="all"),
-    "fp8, scales of heads": replace(CASE, dtype="bf16", fp8_scales="head", queries=3),
-    "fp8, scales of keys": replace(CASE, dtype="bf16", fp8_scales="key"),
-    "random trees": replace(CASE, queries=6, tree="random"),
-    "chains": replace(CASE, queries=8, tree="chain", page_size=0),
-    "stars": replace(CASE, queries=4, tree="star", causal=False),
-    "trees beside prompts": replace(CASE, queries=5, tree="random", chunks=2, chunk=70),
-    "more nodes than keys": replace(CASE, queries=30, tree="random"),
-    "a soft cap": replace(CASE, queries=3, softcap=2.0),
-    "a soft cap, prompts": replace(CASE, queries=0, softcap=2.0, page_size=0),
-    "a soft cap, a window, sinks": replace(CASE, queries=0, softcap=2.0, window=5, sinks=True),
-    "a soft cap over fp8": replace(CASE, dtype="bf16", fp8_scales="head", softcap=2.0),
-    "sinks": replace(CASE, queries=3, sinks=True),
-    "sinks and a window": replace(CASE, window=5, sinks=True, page_size=0),
-    "sinks, prompts": replace(CASE, queries=0, sinks=True),
-    "sinks, more queries": replace(CASE, queries=70, sinks=True),
-    "sinks over fp8": replace(CASE, dtype="bf16", fp8_scales="key", sinks=True),
-    "fp8, packed": replace(CASE, dtype="bf16", fp8_scales="key", page_size=0),
-}
 each_variant = pytest.mark.parametrize("case", VARIANTS.values(), ids=VARIANTS)
-
-
-def nothing() -> None:
-    return
 
 
 def test_lengths_follow_zipfs_law_and_the_case_alone() -> None:
@@ -70,16 +35,6 @@ def test_lengths_follow_zipfs_law_and_the_case_alone() -> None:
     assert len({replace(CASE, draw=draw).seqlens_k for draw in range(10)}) > 3
     assert VARIANTS["mixed"].seqlens_q == (9, 9, 1, 1, 1)
     assert VARIANTS["prompts"].seqlens_q == CASE.seqlens_k
-
-
-def seen_by_nodes(case: VarlenCase, index: int, queries: int, keys: int) -> torch.Tensor:
-    """(queries, keys) booleans, bit by bit."""
-    seen = torch.ones(queries, keys, dtype=torch.bool)
-    for row, word in enumerate(case.words(index)):
-        for node in range(queries):
-            if keys - queries + node >= 0:
-                seen[row, keys - queries + node] = bool(word >> node & 1)
-    return seen
 
 
 @each_variant
@@ -95,9 +50,21 @@ def test_what_is_visible_is_counted(case: VarlenCase) -> None:
         scores += int(seen.sum()) * case.num_heads
         keys_seen += int(seen.any(0).sum())
     assert case.scores == scores
-    queries = 2 * case.tokens * case.num_heads * 16 * (2 if case.fp8_scales else 4)
-    of_key = {"": 4 * 16, "all": 16, "head": 16, "key": 16 + 4}[case.fp8_scales]
-    assert case.bytes_min == queries + 2 * keys_seen * case.num_kv_heads * of_key
+    both = 16 + (case.value_dim or 16)
+    assert case.flops == 2 * scores * both
+    queries = case.tokens * case.num_heads * both * (2 if case.fp8_scales else 4)
+    of_key = {"": 4 * both, "all": both, "head": both, "key": both + 8}[case.fp8_scales]
+    assert case.bytes_min == queries + keys_seen * case.num_kv_heads * of_key
+
+
+@each_variant
+def test_what_memory_a_set_takes_is_counted(case: VarlenCase) -> None:
+    inputs = random_inputs(case, 0, 0, "cpu")
+    tensors = [inputs.query, inputs.result_like]
+    for cache in inputs.caches:
+        # A scale for all keys, or for a head of all, is not counted.
+        tensors += [each for each in cache if each is not None and each.dim() > 1]
+    assert case.memory_bytes(3) == 3 * sum(each.nbytes for each in tensors)
 
 
 @each_variant
@@ -124,8 +91,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 @each_variant
 def test_float64_is_that_of_each_sequence(case: VarlenCase) -> None:
-    if case.window >= 0 or case.tree or case.sinks or case.softcap:
-        pytest.skip("the reference of attention has no window, no trees, no sinks and no cap")
+    if case.window >= 0 or case.tree or case.sinks or case.softcap or case.alibi or case.value_dim:
+        pytest.skip("the reference of attention has no window, trees, sinks, cap, ALiBi or narrow values")
     inputs = random_inputs(case, 0, 0, "cpu")
     result = varlen_float64(case, inputs, nothing)
     token = first = 0
@@ -180,65 +147,6 @@ def test_words_of_64_nodes_are_signed() -> None:
     assert mask[62:].tolist() == [2**63 - 1, -1]
 
 
-def test_flash_attention_3_is_not_raced_on_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", _FlashAttention3)  # type: ignore[arg-type]
-    peer = next(each for each in ALL if each.name == "flash_attn_3")
-    with pytest.raises(UnsupportedCaseError, match="takes no trees"):
-        peer.prepare(VARIANTS["stars"], random_inputs(VARIANTS["stars"], 0, 0, "cpu"))
-
-
-def test_flashinfer_gets_what_each_query_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flashinfer", _FlashInfer)  # type: ignore[arg-type]
-    monkeypatch.setattr(implementations, "_WORKSPACE_BYTES", 1)
-    peer = next(each for each in ALL if each.name == "flashinfer")
-    for name in ("random trees", "chains"):
-        case = VARIANTS[name]
-        planned = peer.prepare(case, random_inputs(case, 0, 0, "cpu"))()
-        expected = [
-            seen_by_nodes(case, index, queries, keys).tril(keys - queries).flatten()
-            for index, (queries, keys) in enumerate(zip(case.seqlens_q, case.seqlens_k, strict=True))
-        ]
-        assert torch.equal(planned["custom_mask"], torch.cat(expected))
-    assert "custom_mask" not in peer.prepare(CASE, random_inputs(CASE, 0, 0, "cpu"))()
-
-
-def test_flashinfer_decodes_with_its_wrapper_for_decode_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flashinfer", _FlashInfer)  # type: ignore[arg-type]
-    monkeypatch.setattr(implementations, "_WORKSPACE_BYTES", 1)
-    peer = next(each for each in ALL if each.name == "flashinfer")
-    step = replace(CASE, batch=3, longest=40, shortest=9, queries=4, page_size=16, chunks=0, window=-1)
-    for case, decodes in (
-        (step, True),
-        (replace(step, queries=1), True),
-        (replace(step, queries=9), False),
-        (replace(step, longest=9, shortest=3), False),  # fewer keys than queries
-        (replace(step, chunks=1, chunk=2), False),
-        (replace(step, causal=False), False),
-        (replace(step, tree="chain"), False),
-    ):
-        planned = peer.prepare(case, random_inputs(case, 0, 0, "cpu"))()
-        assert planned.get("q_len_per_req") == (case.queries if decodes else None), case
-        assert ("causal" in planned) is not decodes
-
-
-class _FlashInferWrapper:
-    def __init__(self, workspace: torch.Tensor, layout: str, **options: object) -> None:
-        self.planned: dict[str, Any] = {}
-
-    def plan(self, *lengths: object, **options: Any) -> None:
-        self.planned = options
-
-    def run(self, *tensors: object) -> dict[str, Any]:
-        return self.planned
-
-
-class _FlashInfer:
-    """What FlashInfer is told when it plans."""
-
-    BatchPrefillWithRaggedKVCacheWrapper = BatchPrefillWithPagedKVCacheWrapper = _FlashInferWrapper
-    BatchDecodeWithPagedKVCacheWrapper = _FlashInferWrapper
-
-
 fp8_variant = pytest.mark.parametrize("case", [case for case in VARIANTS.values() if case.fp8_scales])
 
 
@@ -246,8 +154,9 @@ fp8_variant = pytest.mark.parametrize("case", [case for case in VARIANTS.values(
 def test_a_cache_in_fp8_is_within_a_step_of_what_was_written(case: VarlenCase) -> None:
     inputs = random_inputs(case, 0, 0, "cpu")
     # A scale that is one for all is made for numbers up to 4, and one of 16,000 normal ones is larger.
-    rows = torch.randn(len(inputs.slots), 2, 16, dtype=torch.bfloat16).clamp(-4.0, 4.0)
     for cache in inputs.caches:
+        shape = (len(inputs.slots), *cache.rows.shape[1:])
+        rows = torch.randn(shape, dtype=torch.bfloat16).clamp(-4.0, 4.0)
         before = [tensor.clone() for tensor in _tensors(cache)]
         assert len(cache.write(inputs.slots, rows)) == (3 if case.fp8_scales == "key" else 2)
         assert any(not torch.equal(_bits(a), _bits(b)) for a, b in zip(before, _tensors(cache), strict=True))
@@ -264,7 +173,8 @@ def test_a_cache_in_fp8_is_within_a_step_of_what_was_written(case: VarlenCase) -
 def test_the_error_over_fp8_is_that_of_an_ideal_kernel(case: VarlenCase) -> None:
     """At most a tenth more, beside float64 over the keys that were quantised."""
     inputs = random_inputs(case, 2, 0, "cpu")
-    rows = [torch.randn(len(inputs.slots), 2, 16, dtype=torch.bfloat16) for _ in range(2)]
+    dims = case.head_dim, case.head_dim_v
+    rows = [torch.randn(len(inputs.slots), 2, dim, dtype=torch.bfloat16) for dim in dims]
     for cache, each in zip(inputs.caches, rows, strict=True):
         cache.write(inputs.slots, each)
     key, value = (Cache.of(replace(case, fp8_scales=""), each, inputs.slots) for each in rows)
@@ -281,41 +191,6 @@ def test_the_error_over_fp8_is_that_of_an_ideal_kernel(case: VarlenCase) -> None
     ideal = varlen_float64(case, inputs, nothing).to(torch.bfloat16).double()
     ours = next(each for each in ALL if each.name == "cudadent42").prepare(case, inputs)().double()
     assert (ours - right).square().mean().sqrt() <= 1.1 * (ideal - right).square().mean().sqrt()
-
-
-def test_the_same_keys_in_16_bits_are_raced_where_the_cache_is_in_fp8() -> None:
-    wide = next(each for each in ALL if each.name == "cudadent42_16bit")
-    case = VARIANTS["fp8, scales of keys"]
-    inputs = random_inputs(case, 1, 0, "cpu")
-    exact = varlen_float64(case, inputs, nothing)
-    torch.testing.assert_close(wide.prepare(case, inputs)().double(), exact, rtol=2e-2, atol=2e-2)
-    with pytest.raises(UnsupportedCaseError, match="16 bits already"):
-        wide.prepare(CASE, random_inputs(CASE, 1, 0, "cpu"))
-
-
-class _FlashAttention3:
-    """What FlashAttention-3 is given for a cache in FP8."""
-
-    @staticmethod
-    def flash_attn_with_kvcache(query: torch.Tensor, **given: Any) -> tuple[torch.Tensor, None]:
-        assert {query.dtype, given["k_cache"].dtype, given["v_cache"].dtype} == {torch.float8_e4m3fn}
-        assert {given[f"{name}_descale"].shape for name in "qkv"} == {(5, 2)}
-        assert int(given["page_table"].min()) >= 0
-        return query.to(torch.bfloat16), None
-
-
-def test_flash_attention_3_gets_queries_in_fp8_and_a_scale_for_each_sequence_and_head(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", _FlashAttention3)  # type: ignore[arg-type]
-    peer = next(each for each in ALL if each.name == "flash_attn_3")
-    for name in ("fp8, one scale", "fp8, scales of heads"):
-        case = VARIANTS[name]
-        result = peer.prepare(case, random_inputs(case, 0, 0, "cpu"))()
-        assert result.dtype == torch.bfloat16
-    for name in ("fp8, scales of keys", "fp8, packed"):
-        with pytest.raises(UnsupportedCaseError):
-            peer.prepare(VARIANTS[name], random_inputs(VARIANTS[name], 0, 0, "cpu"))
 
 
 def _tensors(cache: Cache) -> list[torch.Tensor]:
@@ -356,33 +231,45 @@ def test_a_cap_bends_scores_in_float64() -> None:
     torch.testing.assert_close(varlen_float64(case, inputs, nothing)[0, 0], expected)
 
 
-def test_peers_get_sinks_or_say_that_they_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = dict[str, Any]()
-    monkeypatch.setitem(
-        sys.modules,
-        "flash_attn_interface",
-        SimpleNamespace(flash_attn_with_kvcache=lambda *tensors, **options: given.update(options)),
-    )
-    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace())
-    case = replace(CASE, dtype="bf16", window=5, sinks=True)
+def test_alibi_lowers_scores_by_their_distance_in_float64() -> None:
+    """Written out for the second of two queries, and by a score of one key alone, which nothing lowers."""
+    case = replace(CASE, batch=1, longest=3, shortest=3, queries=2, alibi=True)
     inputs = random_inputs(case, 0, 0, "cpu")
-    implementations._prepare_flash_attn_3(case, inputs)()
-    assert inputs.sinks is not None
-    assert torch.equal(given["sinks"], inputs.sinks.bfloat16())
-    assert given["softcap"] == 0
-    capped = replace(CASE, dtype="bf16", softcap=2.0)
-    implementations._prepare_flash_attn_3(capped, random_inputs(capped, 0, 0, "cpu"))()
-    assert given["softcap"] == 2
-    packed = replace(case, page_size=0)
-    over_fp8 = replace(case, fp8_scales="all")
-    for prepare, unsupported in (
-        (implementations._prepare_flash_attn_3, packed),
-        (implementations._prepare_flash_attn_3, over_fp8),
-        (implementations._prepare_flashinfer, case),
-        (implementations.prepare_flex, packed),
-    ):
-        with pytest.raises(UnsupportedCaseError, match="sinks"):
-            prepare(unsupported, random_inputs(unsupported, 0, 0, "cpu"))
+    assert inputs.alibi_slopes is not None
+    assert inputs.alibi_slopes.tolist() == [2**-2, 2**-4, 2**-6, 2**-8]
+    result = varlen_float64(case, inputs, nothing)
+    for head in range(4):
+        keys, values = (cache.exact(inputs.slots, head // 2) for cache in inputs.caches)
+        scores = keys @ inputs.query[1, head].double() / 4
+        scores -= inputs.alibi_slopes[head].double() * torch.tensor([2.0, 1.0, 0.0])
+        torch.testing.assert_close(result[1, head], torch.softmax(scores, 0) @ values)
+    alone = replace(case, longest=1, shortest=1, queries=1)
+    inputs = random_inputs(alone, 0, 0, "cpu")
+    torch.testing.assert_close(
+        varlen_float64(alone, inputs, nothing),
+        varlen_float64(alone, replace(inputs, alibi_slopes=None), nothing),
+    )
+
+
+def test_values_of_their_own_dim_are_those_of_as_wide_ones_cut_off() -> None:
+    case = VARIANTS["narrow values"]
+    inputs = random_inputs(case, 0, 0, "cpu")
+    assert inputs.result_like.shape == (*inputs.query.shape[:-1], 8)
+    assert inputs.buffer_shapes == (tuple(inputs.result_like.shape),)
+    wide = torch.nn.functional.pad(inputs.value, (0, 8))
+    as_wide = varlen_float64(replace(case, value_dim=0), replace(inputs, value=wide), nothing)
+    torch.testing.assert_close(varlen_float64(case, inputs, nothing), as_wide[..., :8])
+
+
+def test_the_phrase_of_a_case_and_its_cells_say_both() -> None:
+    of = definition("attention_varlen")
+    case = replace(CASE, value_dim=8, alibi=True)
+    assert of.shape(case) == "5 × 4/2 × 1/7–60 × 16/8, pages of 8, ALiBi"
+    assert of.shape(CASE) == "5 × 4/2 × 1/7–60 × 16, pages of 8"
+    assert of.shape_legend([CASE, case]).endswith("head dim, of keys/values where they differ")
+    assert of.shape_legend([CASE]).endswith("head dim")
+    assert of.cells(case).items() >= {"value_dim": 8, "alibi": True, "hidden_dim": 16}.items()
+    assert of.cells(CASE).items() >= {"value_dim": 16, "alibi": False}.items()
 
 
 def test_every_hard_input_can_be_made_and_has_a_reference() -> None:
@@ -398,6 +285,8 @@ def test_every_hard_input_can_be_made_and_has_a_reference() -> None:
         ("varlen-cpu", "mixed"),
         ("varlen-cpu", "decode-window-sinks"),
         ("varlen-cpu", "prompts-softcap"),
+        ("varlen-cpu", "decode-alibi"),
+        ("varlen-cpu", "prompts-values-128"),
         ("decode-fp8-cpu", "ragged-16"),
         ("decode-tree-cpu", "star-4-ragged"),
     ],
@@ -447,6 +336,9 @@ def test_hidden_cases_are_small_and_others() -> None:
         ('num_heads = 2, tree = "star", queries = 65', "expected 1 to 64 with a tree"),
         ('num_heads = 2, tree = "star", queries = 0', "expected 1 to 64 with a tree"),
         ('num_heads = 2, tree = "star", window = 3', "window and tree are both given"),
+        ('num_heads = 2, tree = "star", alibi = true', "alibi and tree are both given"),
+        ("num_heads = 2, alibi = 1", "expected true or false"),
+        ("num_heads = 2, value_dim = 12", "value_dim = 12; expected a multiple of 8"),
     ],
 )
 def test_cases_that_make_no_sense_are_refused(numbers: str, message: str) -> None:
@@ -456,6 +348,21 @@ def test_cases_that_make_no_sense_are_refused(numbers: str, message: str) -> Non
     )
     with pytest.raises(UsageError, match=message):
         parse_suite(text, "unit.toml")
+
+
+def test_as_wide_values_are_the_same_case_whether_said_or_not() -> None:
+    text = (
+        'name = "unit"\noperation = "attention_varlen"\ndtypes = ["fp32"]\n'
+        "case = [{ name = 'a', batch = 1, num_heads = 2, longest = 8, head_dim = 16, value_dim = %d }]\n"
+    )
+    said, unsaid, other = (parse_suite(text % dim, "unit.toml").shapes for dim in (16, 0, 24))
+    assert said == unsaid != other
+
+
+def test_the_descriptions_of_suites_count_their_cases() -> None:
+    for name in ("decode-paged", "prefill-varlen", "mixed", "varlen-cpu"):
+        suite = load_suite(name)
+        assert suite.description.split()[0] == str(len(suite.shapes)), name
 
 
 def test_its_kernels_are_built_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,5 +380,6 @@ def test_its_kernels_are_built_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {kernel.macros.get("PAGED", 1) for kernel in needed} == {1}
     packed = definition("attention_varlen").needed(kernels, [replace(case, page_size=0)])
     assert {kernel.macros["PAGED"] for kernel in packed if "PAGED" in kernel.macros} == {0}
-    for other in (replace(case, dtype="fp32"), replace(case, fp8_scales="key"), replace(case, head_dim=256)):
+    others = [replace(case, **each) for each in ({"dtype": "fp32"}, {"fp8_scales": "key"}, {"head_dim": 256})]
+    for other in (*others, replace(case, value_dim=64)):
         assert definition("attention_varlen").needed(kernels, [other]) == []

@@ -116,6 +116,8 @@ def test_it_computes_the_case(case: VarlenCase, cudnn: SimpleNamespace) -> None:
         {"sinks": True},
         {"softcap": 2.0},
         {"window": 5},
+        {"alibi": True},
+        {"value_dim": 8},
         {"chunks": 1, "chunk": 5},
         {"shortest": 0, "longest": 3, "batch": 8},
     ],

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from cudadent42.model.implementations import UnsupportedCaseError
+from cudadent42.model.implementations import Planned, UnsupportedCaseError
 from cudadent42.operations.attention_varlen import flex
 from cudadent42.operations.attention_varlen.case import VarlenCase
 from cudadent42.operations.attention_varlen.implementations import ALL
@@ -29,6 +29,9 @@ CASES = {
     "a few queries each": replace(PACKED, queries=3),
     "more queries than keys": replace(PACKED, queries=70),
     "a head for each": replace(PACKED, num_kv_heads=4),
+    "ALiBi": replace(PACKED, alibi=True),
+    "ALiBi, full, a few queries each": replace(PACKED, alibi=True, causal=False, queries=3),
+    "narrow values": replace(PACKED, value_dim=8),
 }
 
 
@@ -51,6 +54,8 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_sees_what_float64_sees(case: VarlenCase) -> None:
     inputs = random_inputs(case, 3, 0, "cpu")
     call = flex.prepare_flex(case, inputs)
+    assert isinstance(call, Planned)
+    assert call.plan().shape[-2:] == (case.tokens, sum(case.seqlens_k)), "the mask of blocks is a step's"
     torch.testing.assert_close(call().double(), varlen_float64(case, inputs, _nothing), rtol=0, atol=1e-5)
     inputs.query.mul_(0.5)
     torch.testing.assert_close(call().double(), varlen_float64(case, inputs, _nothing), rtol=0, atol=1e-5)

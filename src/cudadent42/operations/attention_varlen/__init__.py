@@ -32,8 +32,10 @@ def _parse_case(table: Table, name: str, dtype: str) -> VarlenCase:
             f"{table.where}: num_heads = {num_heads} is not a multiple of num_kv_heads = {num_kv_heads}"
         )
     head_dim = table.integer("head_dim", 8, 512, None)
-    if head_dim % 8:
-        raise UsageError(f"{table.where}: head_dim = {head_dim}; expected a multiple of 8")
+    value_dim = table.integer("value_dim", 0, 512, 0)
+    for key, dim in (("head_dim", head_dim), ("value_dim", value_dim)):
+        if dim % 8:
+            raise UsageError(f"{table.where}: {key} = {dim}; expected a multiple of 8")
     longest = table.integer("longest", 1, MAX_SIZE, None)
     batch = table.integer("batch", 1, MAX_SIZE, None)
     fp8_scales = table.value("fp8_scales", str, "a text", "")
@@ -63,6 +65,8 @@ def _parse_case(table: Table, name: str, dtype: str) -> VarlenCase:
         tree=table.value("tree", str, "a text", ""),
         sinks=table.value("sinks", bool, "true or false", False),
         softcap=table.number("softcap", _MOST_SOFTCAP, f"a number from 0 to {_MOST_SOFTCAP:.0f}", 0.0),
+        value_dim=0 if value_dim == head_dim else value_dim,
+        alibi=table.value("alibi", bool, "true or false", False),
     )
     _check_tree(table, case)
     return case
@@ -78,10 +82,11 @@ def _check_tree(table: Table, case: VarlenCase) -> None:
         raise UsageError(
             f"{table.where}: queries = {case.queries}; expected 1 to {MOST_NODES} with a tree, whose nodes they are"
         )
-    if case.window >= 0:
-        raise UsageError(
-            f"{table.where}: window and tree are both given; expected one: a window goes by a query's position"
-        )
+    for name, is_given in (("window", case.window >= 0), ("alibi", case.alibi)):
+        if is_given:
+            raise UsageError(
+                f"{table.where}: {name} and tree are both given; expected one: {name} goes by a query's position"
+            )
 
 
 def _cells(case: VarlenCase) -> Mapping[str, object]:
@@ -99,13 +104,15 @@ def _cells(case: VarlenCase) -> Mapping[str, object]:
         "tree": case.tree,
         "sinks": case.sinks,
         "softcap": case.softcap,
+        "value_dim": case.head_dim_v,
+        "alibi": case.alibi,
     }
 
 
 def _shape(case: VarlenCase) -> str:
     """``sequences × heads × query/keys × head dim``, with what else differs spelled out."""
     keys = f"{case.shortest}–{case.longest}" if case.shortest != case.longest else f"{case.longest}"
-    phrase = f"{case.batch} × {case.num_heads}/{case.num_kv_heads} × {case.queries or 'all'}/{keys} × {case.head_dim}"
+    phrase = f"{case.batch} × {case.num_heads}/{case.num_kv_heads} × {case.queries or 'all'}/{keys} × {_dims(case)}"
     if case.chunks:
         phrase += f", {case.chunks} chunk{'' if case.chunks == 1 else 's'} of {case.chunk}"
     if case.page_size:
@@ -120,11 +127,18 @@ def _shape(case: VarlenCase) -> str:
         phrase += ", sinks"
     if case.softcap:
         phrase += f", soft cap {case.softcap:g}"
+    if case.alibi:
+        phrase += ", ALiBi"
     return phrase + ("" if case.causal else ", full")
 
 
+def _dims(case: VarlenCase) -> str:
+    return f"{case.head_dim}/{case.head_dim_v}" if case.value_dim else f"{case.head_dim}"
+
+
 def _shape_legend(cases: Sequence[VarlenCase]) -> str:
-    return "sequences × query/key heads × queries/keys of each × head dim"
+    of_values = ", of keys/values where they differ" if any(case.value_dim for case in cases) else ""
+    return f"sequences × query/key heads × queries/keys of each × head dim{of_values}"
 
 
 _MOST_HIDDEN_KEYS = 1024
@@ -185,7 +199,7 @@ def _needed(kernels: Sequence[CudaKernel], cases: Sequence[VarlenCase]) -> list[
     from flashmoe_science.configs.attention.decode_hopper import box_rows
 
     taken = {
-        (case.head_dim, _ELEMENT_BF16[case.dtype], case.page_size)
+        (case.head_dim, case.head_dim_v, _ELEMENT_BF16[case.dtype], case.page_size)
         for case in cases
         if case.dtype in _ELEMENT_BF16 and not case.fp8_scales
     }
@@ -193,10 +207,11 @@ def _needed(kernels: Sequence[CudaKernel], cases: Sequence[VarlenCase]) -> list[
     def fits(macros: Mapping[str, int]) -> bool:
         box = macros.get("BOX_ROWS")
         return any(
-            (macros["HEAD_DIM"], macros["ELEMENT_BF16"]) == (head_dim, bf16)
+            (macros["HEAD_DIM"], macros.get("VALUE_DIM", macros["HEAD_DIM"])) == (head_dim, value_dim)
+            and macros["ELEMENT_BF16"] == bf16
             and macros.get("PAGED", int(page_size > 0)) == int(page_size > 0)
             and (box is None or (page_size > 0 and box == box_rows(page_size)))
-            for head_dim, bf16, page_size in taken
+            for head_dim, value_dim, bf16, page_size in taken
         )
 
     return [kernel for kernel in kernels if kernel.function in _FUNCTIONS and fits(kernel.macros)]
@@ -225,11 +240,23 @@ OPERATION = Definition(
                 "chunk",
             ),
             *("page_size", "causal", "window", "draw", "fp8_scales", "tree", "sinks", "softcap"),
+            *("value_dim", "alibi"),
         )
     ),
     parse_case=_parse_case,
     columns=columns_with(
-        *("num_kv_heads", "seqlen_k", "keys", "page_size", "window", "fp8_scales", "tree", "sinks", "softcap")
+        *(
+            "num_kv_heads",
+            "seqlen_k",
+            "keys",
+            "page_size",
+            "window",
+            "fp8_scales",
+            "tree",
+            "sinks",
+            "softcap",
+        ),
+        *("value_dim", "alibi"),
     ),
     cells=_cells,
     shape=_shape,

@@ -22,7 +22,7 @@ class Cache(NamedTuple):
     """What does not hold a key is NaN, scales of keys included."""
 
     stored: Tensor
-    """(keys, kv_heads, head_dim), or (pages, page_size, kv_heads, head_dim)."""
+    """(keys, kv_heads, dim), or (pages, page_size, kv_heads, dim), where dim is that of keys or that of values."""
     scale: Tensor | None = None
     """float32, of FP8: (), (kv_heads,), or ``stored.shape[:-1]``."""
     wide: Tensor | None = None
@@ -30,7 +30,7 @@ class Cache(NamedTuple):
 
     @classmethod
     def of(cls, case: VarlenCase, rows: Tensor, slots: Tensor) -> Cache:
-        """With rows (keys, kv_heads, head_dim) at these slots."""
+        """With rows (keys, kv_heads, dim) at these slots."""
         if not case.page_size and not case.fp8_scales:
             return cls(rows)
         _, heads, dim = rows.shape
@@ -46,7 +46,7 @@ class Cache(NamedTuple):
 
     @property
     def rows(self) -> Tensor:
-        """``stored`` as (slots, kv_heads, head_dim): a view."""
+        """``stored`` as (slots, kv_heads, dim): a view."""
         return self.stored.view(-1, *self.stored.shape[-2:])
 
     @property
@@ -56,7 +56,7 @@ class Cache(NamedTuple):
         return wide.view(-1, *wide.shape[-2:])
 
     def write(self, slots: Tensor, rows: Tensor) -> list[Tensor]:
-        """Rows (keys, kv_heads, head_dim) go to these slots, quantised where the cache is. Returns what they are in."""
+        """Rows (keys, kv_heads, dim) go to these slots, quantised where the cache is. Returns what they are in."""
         if self.scale is None or self.wide is None:
             self.rows[slots] = rows
             return [self.stored]
@@ -72,7 +72,7 @@ class Cache(NamedTuple):
         return written
 
     def exact(self, slots: Tensor, head: int) -> Tensor:
-        """What lies there, in float64: (keys, head_dim)."""
+        """What lies there, in float64: (keys, dim)."""
         rows = self.rows[slots, head].double()
         if self.scale is None:
             return rows

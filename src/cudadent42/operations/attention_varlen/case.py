@@ -50,11 +50,20 @@ class VarlenCase:
     """Each head has a logit more, which takes part in the softmax and has no value."""
     softcap: float = 0.0
     """Scores s become softcap * tanh(s / softcap); 0: they stay as they are."""
+    value_dim: int = 0
+    """Of a value of one head, and so of a result's row; 0: ``head_dim``."""
+    alibi: bool = False
+    """A score falls with the distance of its key, by a slope of its head (`inputs.alibi_slopes`)."""
 
     @property
     def id(self) -> str:
         """Unique in a plan: ``name/dtype``."""
         return f"{self.name}/{self.dtype}"
+
+    @property
+    def head_dim_v(self) -> int:
+        """``value_dim`` as a number of elements."""
+        return self.value_dim or self.head_dim
 
     @property
     def seqlens_k(self) -> tuple[int, ...]:
@@ -128,7 +137,7 @@ class VarlenCase:
     @property
     def flops(self) -> int:
         """Floating-point operations of the two matrix products."""
-        return 4 * self.scores * self.head_dim
+        return 2 * self.scores * self._elements
 
     @property
     def bytes_min(self) -> int:
@@ -138,22 +147,31 @@ class VarlenCase:
         """
         lengths = zip(self.seqlens_q, self.seqlens_k, strict=True)
         keys = sum(self.visible(*each)[1] for each in lengths)
-        rows = element_bytes(self.dtype) * 2 * self.tokens * self.num_heads * self.head_dim
-        return rows + 2 * keys * self.num_kv_heads * self._bytes_of_key
+        return self._bytes_of_rows + keys * self.num_kv_heads * self._bytes_of_key
 
     def memory_bytes(self, sets: int) -> int:
         """Bytes of so many sets of inputs, with an output each."""
         slots = sum(self.pages) * self.page_size if self.page_size else sum(self.seqlens_k)
-        element = element_bytes(self.dtype)
         of_key = self._bytes_of_key
         if self.fp8_scales:
-            of_key += element * self.head_dim  # the same keys in the case's dtype, for those who read no FP8
-        rows = element * 2 * self.tokens * self.num_heads * self.head_dim
-        return sets * (rows + 2 * slots * self.num_kv_heads * of_key)
+            of_key += (
+                element_bytes(self.dtype) * self._elements
+            )  # the same in 16 bits, for those who read no FP8
+        return sets * (self._bytes_of_rows + slots * self.num_kv_heads * of_key)
+
+    @property
+    def _elements(self) -> int:
+        """Of a key and its value, or of a query and its result, of one head."""
+        return self.head_dim + self.head_dim_v
+
+    @property
+    def _bytes_of_rows(self) -> int:
+        """Of all queries and results."""
+        return element_bytes(self.dtype) * self.tokens * self.num_heads * self._elements
 
     @property
     def _bytes_of_key(self) -> int:
-        """Of one head."""
+        """And its value, of one head."""
         if not self.fp8_scales:
-            return element_bytes(self.dtype) * self.head_dim
-        return self.head_dim + (_SCALE_BYTES if self.fp8_scales == "key" else 0)
+            return element_bytes(self.dtype) * self._elements
+        return self._elements + (2 * _SCALE_BYTES if self.fp8_scales == "key" else 0)

@@ -23,6 +23,8 @@ def prepare_cudnn(case: VarlenCase, inputs: VarlenInputs) -> Call:
         raise UnsupportedCaseError("cuDNN is asked for pages in 16 bits alone")
     if case.tree or case.sinks or case.softcap or case.window >= 0:
         raise UnsupportedCaseError("cuDNN is not asked for trees, sinks, soft caps and windows")
+    if case.alibi or case.value_dim:
+        raise UnsupportedCaseError("cuDNN is not asked for ALiBi and for values of their own head dim")
     queries = case.seqlens_q[0]
     if len(set(case.seqlens_q)) > 1:
         raise UnsupportedCaseError("cuDNN is asked for as many queries of each sequence")

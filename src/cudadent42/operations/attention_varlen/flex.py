@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cudadent42.model.implementations import Call, UnsupportedCaseError
+from cudadent42.model.implementations import Call, Planned, UnsupportedCaseError
 from cudadent42.operations.attention_varlen.case import VarlenCase
 
 if TYPE_CHECKING:
@@ -18,8 +18,19 @@ SeenBy = Callable[["Tensor", "Tensor", "Tensor", "Tensor"], "Tensor"]
 """Of numbers of a batch, a head, a query and a key of the packed batch: whether it is seen."""
 
 
+Score = Callable[["Tensor", "Tensor", "Tensor", "Tensor", "Tensor"], "Tensor"]
+"""Of a score, and those numbers: what it becomes."""
+
+
+class _Rows(NamedTuple):
+    """Of queries or keys of the packed batch."""
+
+    sequence: Tensor
+    position: Tensor
+
+
 def prepare_flex(case: VarlenCase, inputs: VarlenInputs) -> Call:
-    """Compiled for the very case; the mask of blocks, which reads lengths on the host, is made once before."""
+    """Compiled for the very case; the mask of blocks, which reads lengths on the host, is a step's plan."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     if inputs.block_table is not None:
@@ -33,34 +44,44 @@ def prepare_flex(case: VarlenCase, inputs: VarlenInputs) -> Call:
     if not case.tokens or not sum(case.seqlens_k):
         raise UnsupportedCaseError("flex_attention takes no batch without queries or keys")
     query, key, value = (tensor.transpose(0, 1)[None] for tensor in inputs.tensors)
-    mask = create_block_mask(
-        seen_by(case, str(query.device)), None, None, query.shape[2], key.shape[2], device=str(query.device)
-    )
-    attend = partial(
-        _compiled(case), query, key, value, block_mask=mask, enable_gqa=case.num_heads != case.num_kv_heads
-    )
+    device = str(query.device)
+
+    def make_mask() -> Any:
+        seen = seen_by(case, device)
+        return create_block_mask(seen, None, None, query.shape[2], key.shape[2], device=device)
+
+    options: dict[str, Any] = {"block_mask": make_mask(), "enable_gqa": case.num_heads != case.num_kv_heads}
+    if inputs.alibi_slopes is not None:
+        options["score_mod"] = biased_by(case, inputs.alibi_slopes)
+    attend = partial(_compiled(case), query, key, value, **options)
 
     def call() -> Tensor:
         output: Tensor = attend()[0].transpose(0, 1)
         return output
 
-    return call
+    return Planned(call, make_mask)
+
+
+def _rows_of(case: VarlenCase, device: str) -> tuple[_Rows, _Rows]:
+    """Those of queries and of keys."""
+    import torch
+
+    def numbered(lengths: tuple[int, ...]) -> _Rows:
+        """A sequence's last row stands where its last key does."""
+        counts, ends = (
+            torch.tensor(each, dtype=torch.int64, device=device) for each in (lengths, case.seqlens_k)
+        )
+        sequences = torch.arange(len(lengths), dtype=torch.int64, device=device)
+        sequence = torch.repeat_interleave(sequences, counts)
+        rows = torch.arange(sum(lengths), dtype=torch.int64, device=device)
+        return _Rows(sequence, rows + (ends - counts.cumsum(0))[sequence])
+
+    return numbered(case.seqlens_q), numbered(case.seqlens_k)
 
 
 def seen_by(case: VarlenCase, device: str) -> SeenBy:
     """Which keys of the packed batch a query sees: those of its own sequence, up to its position, in its window."""
-    import torch
-
-    def numbered(lengths: tuple[int, ...], ends_at: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """The sequence of each row, and its position; a sequence's last row stands at ``ends_at``."""
-        counts, ends = (torch.tensor(each, dtype=torch.int64, device=device) for each in (lengths, ends_at))
-        sequences = torch.arange(len(lengths), dtype=torch.int64, device=device)
-        sequence = torch.repeat_interleave(sequences, counts)
-        rows = torch.arange(sum(lengths), dtype=torch.int64, device=device)
-        return sequence, rows + (ends - counts.cumsum(0))[sequence]
-
-    of_query, query_at = numbered(case.seqlens_q, case.seqlens_k)
-    of_key, key_at = numbered(case.seqlens_k, case.seqlens_k)
+    (of_query, query_at), (of_key, key_at) = _rows_of(case, device)
     left, right = case.sides
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -73,6 +94,16 @@ def seen_by(case: VarlenCase, device: str) -> SeenBy:
         return is_seen
 
     return seen
+
+
+def biased_by(case: VarlenCase, slopes: Tensor) -> Score:
+    """ALiBi: less by the distance of query and key, times the head's slope."""
+    (_, query_at), (_, key_at) = _rows_of(case, str(slopes.device))
+
+    def biased(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score - slopes[head] * (query_at[query] - key_at[key]).abs()
+
+    return biased
 
 
 @cache

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from cudadent42.model.implementations import Call, Implementation, UnsupportedCaseError
+from cudadent42.model.implementations import Call, Implementation, Planned, UnsupportedCaseError
 from cudadent42.operations.attention_varlen.case import VarlenCase
 from cudadent42.operations.attention_varlen.cudnn import prepare_cudnn
 from cudadent42.operations.attention_varlen.flex import prepare_flex
@@ -25,8 +25,9 @@ def prepare_sdpa(case: VarlenCase, inputs: VarlenInputs) -> Call:
     """PyTorch's SDPA, a call for each sequence, whose keys are gathered from their pages in the call.
 
     Where the cache is in FP8, it reads the same keys in 16 bits. With sinks a sequence has a key of zeros more, whose
-    score is what the mask adds to it, and whose value is zero. With a soft cap, which SDPA has not, operations of
-    PyTorch stand in its place.
+    score is what the mask adds to it, and whose value is zero. With ALiBi the mask adds that to each score, in the
+    case's dtype, which is what SDPA takes. With a soft cap, which SDPA has not, operations of PyTorch stand in its
+    place.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention
@@ -40,10 +41,11 @@ def prepare_sdpa(case: VarlenCase, inputs: VarlenInputs) -> Call:
     starts_k = [0, *itertools.accumulate(case.seqlens_k)]
     left, right = case.sides
     paged = inputs.block_table is not None
+    slopes, result_shape = inputs.alibi_slopes, inputs.result_like.shape
 
     def options_of(index: int, queries: int, keys: int) -> dict[str, Any]:
         has_tree = inputs.tree_mask is not None and bool(case.words(index))
-        if left < 0 and not has_tree and inputs.sinks is None:
+        if left < 0 and not has_tree and inputs.sinks is None and slopes is None:
             if right < 0 or queries == 1:
                 return {}
             if queries == keys:
@@ -57,11 +59,15 @@ def prepare_sdpa(case: VarlenCase, inputs: VarlenInputs) -> Call:
             seen &= column <= position + right
         if has_tree and inputs.tree_mask is not None:
             seen &= ~hidden_by_tree(inputs.tree_mask[slice(*starts_q[index : index + 2])], queries, keys)
-        if inputs.sinks is None:
+        if inputs.sinks is None and slopes is None:
             return {"attn_mask": seen}
-        added = torch.zeros(case.num_heads, queries, keys + 1, dtype=query.dtype, device=device)
-        added[..., :keys].masked_fill_(~seen, -torch.inf)
-        added[..., keys] = inputs.sinks[:, None].to(query.dtype)
+        added = torch.zeros(case.num_heads, queries, keys, dtype=query.dtype, device=device)
+        if slopes is not None:
+            added -= (slopes[:, None, None] * (position - column).abs()).to(query.dtype)
+        added.masked_fill_(~seen, -torch.inf)
+        if inputs.sinks is not None:
+            sinks = inputs.sinks[:, None, None].to(query.dtype)
+            added = torch.cat((added, sinks.expand(-1, queries, -1)), -1)
         return {"attn_mask": added[None]}
 
     sequences = [
@@ -85,7 +91,7 @@ def prepare_sdpa(case: VarlenCase, inputs: VarlenInputs) -> Call:
 
     def call() -> Tensor:
         key_rows, value_rows = inputs.rows_of_keys
-        output = torch.zeros_like(query)
+        output = query.new_zeros(result_shape)
         for rows, keys, options, empty in sequences:
             result = sdpa(
                 query[rows].transpose(0, 1)[None],
@@ -132,6 +138,7 @@ def arguments(case: VarlenCase, inputs: VarlenInputs) -> dict[str, Any]:
         "value_scale": inputs.value_scale,
         "tree_mask": inputs.tree_mask,
         "sinks": inputs.sinks,
+        "alibi_slopes": inputs.alibi_slopes,
     }
     more = {name: tensor for name, tensor in given.items() if tensor is not None}
     return {
@@ -154,6 +161,8 @@ def _prepare_flash_attn_3(case: VarlenCase, inputs: VarlenInputs) -> Call:
     query, key, value = inputs.tensors
     if case.tree:
         raise UnsupportedCaseError("FlashAttention-3 takes no trees")
+    if case.alibi:
+        raise UnsupportedCaseError("FlashAttention-3 takes no ALiBi slopes")
     if case.sinks and (case.fp8_scales or inputs.block_table is None):
         raise UnsupportedCaseError("FlashAttention-3 is asked for sinks over pages in 16 bits alone")
     if case.fp8_scales:
@@ -203,6 +212,10 @@ def _prepare_flash_attn_3_fp8(module: Any, case: VarlenCase, inputs: VarlenInput
         raise UnsupportedCaseError("FlashAttention-3 has no scale for each key")
     if case.softcap:
         raise UnsupportedCaseError("FlashAttention-3 is asked for a soft cap over 16 bits alone")
+    if case.value_dim:
+        raise UnsupportedCaseError(
+            "FlashAttention-3 is asked for values of their own head dim in 16 bits alone"
+        )
     each = case.batch, case.num_kv_heads
     query, key, value = inputs.tensors
     one = torch.ones((), dtype=torch.float32, device=query.device)
@@ -248,13 +261,15 @@ def _flashinfer_workspace(device: torch.device) -> Tensor:
 def _prepare_flashinfer(case: VarlenCase, inputs: VarlenInputs) -> Call:
     """The wrapper for decode steps over pages, where they are that, or the one for prompts over pages or packed keys.
 
-    Planning, which reads lengths on the host, happens once before.
+    Planning, which reads lengths on the host, is a step's.
     """
     import torch
 
     flashinfer = importlib.import_module("flashinfer")
     if case.fp8_scales or case.sinks:
         raise UnsupportedCaseError("flashinfer is not asked for caches in FP8 and for sinks")
+    if case.alibi:
+        raise UnsupportedCaseError("flashinfer takes no ALiBi slopes: it has its own")
     if not all(case.seqlens_k) or not all(case.seqlens_q):
         raise UnsupportedCaseError("flashinfer takes no empty sequences")
     query, key, value = inputs.tensors
@@ -268,11 +283,14 @@ def _prepare_flashinfer(case: VarlenCase, inputs: VarlenInputs) -> Call:
     }
     if case.tree:  # takes the place of causal; a bool for each query and key of all sequences
         options["custom_mask"] = _seen(case, inputs)
+    if case.value_dim:  # of the wrappers for prompts alone
+        options["head_dim_vo"] = case.value_dim
     heads = case.num_heads, case.num_kv_heads, case.head_dim
     if inputs.block_table is None:
         wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
-        wrapper.plan(inputs.cu_seqlens_q, inputs.cu_seqlens_k, *heads, **options)
-        return partial(wrapper.run, query, key, value)
+        plan = partial(wrapper.plan, inputs.cu_seqlens_q, inputs.cu_seqlens_k, *heads, **options)
+        plan()
+        return Planned(partial(wrapper.run, query, key, value), plan)
     pages = (
         torch.tensor([0, *itertools.accumulate(case.pages)], dtype=torch.int32, device=query.device),
         inputs.block_table[inputs.block_table >= 0],
@@ -282,11 +300,13 @@ def _prepare_flashinfer(case: VarlenCase, inputs: VarlenInputs) -> Call:
         # On tensor cores, as several query heads share a key head.
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
         del options["causal"]  # follows from the number of queries
-        wrapper.plan(*pages, *heads, case.page_size, q_len_per_req=case.seqlens_q[0], **options)
+        options["q_len_per_req"] = case.seqlens_q[0]
+        plan = partial(wrapper.plan, *pages, *heads, case.page_size, **options)
     else:
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
-        wrapper.plan(inputs.cu_seqlens_q, *pages, *heads, case.page_size, **options)
-    return partial(wrapper.run, query, (key, value))
+        plan = partial(wrapper.plan, inputs.cu_seqlens_q, *pages, *heads, case.page_size, **options)
+    plan()
+    return Planned(partial(wrapper.run, query, (key, value)), plan)
 
 
 def _is_decode_step(case: VarlenCase) -> bool:
@@ -295,6 +315,7 @@ def _is_decode_step(case: VarlenCase) -> bool:
     return (
         case.causal
         and not case.tree
+        and not case.value_dim
         and len(set(case.seqlens_q)) == 1
         and queries <= min(_MOST_DECODED, *case.seqlens_k)
     )
@@ -353,7 +374,13 @@ ALL: tuple[Implementation, ...] = (
     _peer(
         "flash_attn_3", "flash_attn_interface", "tokenspeed-fa3", "FlashAttention-3", _prepare_flash_attn_3
     ),
-    _peer("flashinfer", "flashinfer", "flashinfer-python", "FlashInfer, planned once", _prepare_flashinfer),
+    _peer(
+        "flashinfer",
+        "flashinfer",
+        "flashinfer-python",
+        "FlashInfer, planned once a step",
+        _prepare_flashinfer,
+    ),
     _peer("cudnn", "cudnn", "nvidia-cudnn-frontend", "cuDNN's attention over pages", prepare_cudnn),
     _implementation(
         "flex_attention",

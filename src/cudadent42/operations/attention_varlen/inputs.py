@@ -29,7 +29,7 @@ _SPARE_COLUMNS = 2
 
 @dataclass(frozen=True)
 class VarlenInputs:
-    """query (tokens, heads, head_dim); key and value (keys, kv_heads, head_dim), or in pages."""
+    """query (tokens, heads, head_dim); key and value (keys, kv_heads, head_dim or head_dim_v), or in pages."""
 
     query: Tensor
     key: Tensor
@@ -54,6 +54,8 @@ class VarlenInputs:
     """(tokens,) int64: see `flashmoe_science.attention_varlen`."""
     sinks: Tensor | None = None
     """(heads,) float32, each a number of the case's dtype."""
+    alibi_slopes: Tensor | None = None
+    """(heads,) float32."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -61,15 +63,16 @@ class VarlenInputs:
 
     @property
     def result_like(self) -> Tensor:
-        return self.query
+        shape = (*self.query.shape[:-1], self.value.shape[-1])
+        return self.query if shape == self.query.shape else self.query.new_empty(shape)
 
     @property
     def buffer_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return (tuple(self.query.shape),)
+        return (tuple(self.result_like.shape),)
 
     @property
     def rows_of_keys(self) -> tuple[Tensor, Tensor]:
-        """key and value as rows (slots, kv_heads, head_dim) of the query's dtype: views."""
+        """key and value as rows (slots, kv_heads, their own dim) of the query's dtype: views."""
         key, value = self.caches
         return key.wide_rows, value.wide_rows
 
@@ -99,7 +102,7 @@ def random_inputs(case: VarlenCase, seed: int, index: int, device: str) -> Varle
     keys = sum(case.seqlens_k)
     table, slots = _pages(case, index, device)
     query = normal(case.tokens, case.num_heads, case.head_dim)
-    rows = [normal(keys, case.num_kv_heads, case.head_dim) for _ in range(2)]
+    rows = [normal(keys, case.num_kv_heads, dim) for dim in (case.head_dim, case.head_dim_v)]
     key, value = (Cache.of(case, each, slots) for each in rows)
     return VarlenInputs(
         query=query,
@@ -116,7 +119,17 @@ def random_inputs(case: VarlenCase, seed: int, index: int, device: str) -> Varle
         wide_value=value.wide,
         tree_mask=tree_mask(case, device),
         sinks=normal(case.num_heads).float() if case.sinks else None,
+        alibi_slopes=alibi_slopes(case, device),
     )
+
+
+def alibi_slopes(case: VarlenCase, device: str) -> Tensor | None:
+    """2^(-8 h / heads) for h from 1 on, as Press et al. (2021, arXiv:2108.12409) have them for a power of two; (heads,)
+    float32. A model has them once for all, so no call has others."""
+    if not case.alibi:
+        return None
+    heads = torch.arange(1, case.num_heads + 1, dtype=torch.float32, device=device)
+    return torch.exp2(-8.0 / case.num_heads * heads)
 
 
 def _pages(case: VarlenCase, index: int, device: str) -> tuple[Tensor | None, Tensor]:
@@ -190,6 +203,15 @@ def hard_inputs(dtype: str) -> tuple[HardInput, ...]:
         hard("softcap", softcap=3.0, queries=2),
         hard("softcap_window_prefill", softcap=3.0, window=20, queries=0, longest=200),
         hard("softcap_sinks_packed", softcap=3.0, sinks=True, page_size=0),
+        hard("alibi", alibi=True, queries=3, longest=300),
+        hard("alibi_prefill", alibi=True, queries=0, longest=200),
+        hard("alibi_full_packed", alibi=True, queries=0, longest=150, causal=False, page_size=0),
+        hard("alibi_more_queries_than_keys", alibi=True, queries=70, longest=60),
+        hard("alibi_window_softcap_sinks", alibi=True, window=20, softcap=3.0, sinks=True, queries=2),
+        hard("narrow_values", value_dim=32),
+        hard("narrow_values_prefill", head_dim=96, value_dim=64, queries=0, longest=150),
+        hard("narrow_values_packed", head_dim=192, value_dim=128, queries=0, longest=90, page_size=0),
+        hard("wide_values", value_dim=128, queries=2),
         hard("one_key_head", num_heads=8, num_kv_heads=1),
         hard("as_many_key_heads", num_heads=3, num_kv_heads=3),
         hard("wide_head", head_dim=128, queries=3),
@@ -212,7 +234,8 @@ def hard_cases(cases: Sequence[VarlenCase], device: str) -> tuple[HardInput, ...
     for case in sorted(cases, key=lambda case: case.scores):
         if 0 < case.scores <= most and not case.fp8_scales:
             lengths = case.page_size > 0, case.queries, case.chunks > 0
-            kind = (case.dtype, case.head_dim, *lengths, case.tree, case.sinks, case.softcap)
+            dims = case.head_dim, case.value_dim
+            kind = (case.dtype, *dims, *lengths, case.tree, case.sinks, case.softcap, case.alibi)
             largest[kind] = case
     changes = {"large_logits": _large_logits, "nan_key": _nan_key}
     return (

@@ -16,13 +16,13 @@ _CHUNK_SCORES = {"cpu": 1 << 21, "cuda": 1 << 27}
 
 
 def varlen_float64(case: VarlenCase, inputs: VarlenInputs, on_chunk: OnChunk) -> Tensor:
-    """(tokens, heads, head_dim): sequence by sequence, head by head, by chunks of rows; rows without keys are zeros.
+    """(tokens, heads, head_dim_v): sequence by sequence, head by head, by chunks of rows; rows without keys are zeros.
 
     Over a cache in FP8 it is what an ideal kernel gets: float64 with the elements times their scales.
     """
     query = inputs.query
     device = query.device
-    result = torch.zeros(query.shape, dtype=torch.float64, device=device)
+    result = torch.zeros(inputs.result_like.shape, dtype=torch.float64, device=device)
     keys_cache, values_cache = inputs.caches
     left, right = case.sides
     group = case.num_heads // case.num_kv_heads
@@ -50,6 +50,8 @@ def varlen_float64(case: VarlenCase, inputs: VarlenInputs, on_chunk: OnChunk) ->
                 scores = query[token + start : token + stop, head].double() @ key.T * case.head_dim**-0.5
                 if case.softcap:
                     scores = case.softcap * torch.tanh(scores / case.softcap)
+                if inputs.alibi_slopes is not None:
+                    scores = scores - inputs.alibi_slopes[head].double() * (position - column).abs()
                 scores = scores.masked_fill(hidden, -torch.inf)
                 if inputs.sinks is not None:
                     scores = torch.cat((scores, inputs.sinks[head].double().expand(stop - start, 1)), dim=-1)

@@ -31,7 +31,7 @@ from cudadent42.model.events import (
     Skipped,
     no_mark,
 )
-from cudadent42.model.implementations import NOT_DONE, Call, Implementation
+from cudadent42.model.implementations import NOT_DONE, Call, Implementation, unplanned
 from cudadent42.model.integrity import Spent
 from cudadent42.model.records import BenchReport, Plan, Sample, TimerKind, VerifiedCase, VerifyReport
 from cudadent42.operations import numerics
@@ -42,16 +42,13 @@ from cudadent42.stages.bench.conditions import ConditionWatch
 from cudadent42.stages.bench.excluded import not_timed_anywhere, not_timed_on
 from cudadent42.stages.bench.gpu_state import open_gpu_state
 from cudadent42.stages.bench.idle import processor_window_s
+from cudadent42.stages.bench.planning import time_planning
 from cudadent42.stages.bench.stopping import MIN_BUDGET_BLOCKS, Pace, pilot_blocks
 from cudadent42.stages.bench.visits import Visit, estimated_cost, visits
 from cudadent42.timing.choice import timer_for
 from cudadent42.timing.flush import input_sets
 from cudadent42.timing.memory import memory_mb
-from cudadent42.timing.timers import (
-    Reading,
-    median_reading,
-    passes_for,
-)
+from cudadent42.timing.timers import Reading, median_reading, passes_for
 
 START_WARM_UP_S = 1.0
 """Of the first case, before its warm-up blocks: clocks rise, threads start, code is paged in."""
@@ -300,10 +297,12 @@ class _Session:
             try:
                 with self.checks.watch.turn(name), implementation.context():
                     lent = inputs.lend(kept=name in self.checks.watch.trusted)
-                    calls = [implementation.prepare(case, each) for each in lent]
+                    prepared = [implementation.prepare(case, each) for each in lent]
+                    calls = [unplanned(each) for each in prepared]
                     if name not in self.checks.watch.trusted:
                         self.checks.finished(name, case, calls[0], inputs)
                     self._warm_up(calls)
+                    time_planning(plan, f"{case.id}/{name}", prepared[0], self.emit)
                     memory = memory_mb(calls[0], plan.device)
                     read = self._calibrated(calls, inner)
                     window_s = processor_window_s(read) if plan.timer is TimerKind.CPU else 0.0
@@ -352,7 +351,7 @@ class _Session:
             each = entrant.implementation
             if self._prepares_again(each) and each.name not in read:
                 with self.checks.account.of("refill"), each.context():
-                    calls = [each.prepare(case, inputs) for inputs in ready.inputs.sets]
+                    calls = [unplanned(each.prepare(case, inputs)) for inputs in ready.inputs.sets]
                     read[each.name] = self.timer.calibrate(calls, entrant.inner)
         entrants = [
             replace(entrant, read=read.get(entrant.implementation.name, entrant.read))
