@@ -40,7 +40,7 @@ def built_wheel(source: Path, folder: Path) -> Path:
 def test_the_wheel_runs_on_any_platform(wheel: Path) -> None:
     assert wheel.name == f"cudadent42-{__version__}-py3-none-any.whl"
     # Text alone, so it installs in seconds. The kernels' part is what everybody downloads for.
-    assert wheel.stat().st_size < 2_026_000
+    assert wheel.stat().st_size < 2_030_000
     with zipfile.ZipFile(wheel) as archive:
         kernels = [
             each.compress_size for each in archive.infolist() if each.filename.startswith("flashmoe_science/")

@@ -13,6 +13,7 @@
 
 #include "mma/descriptor.cuh"
 #include "moe/hopper_consumer.cuh"
+#include "moe/hopper_epilogue.cuh"
 #include "moe/hopper_lines.cuh"
 #include "moe/hopper_producer.cuh"
 #include "ptx/bulk.cuh"
@@ -35,6 +36,8 @@ __device__ __forceinline__ uint32 matrix_row(const Shared& shared, int stage) {
 }
 
 constexpr int AT_ONCE = 2;  // eights of tokens: what is made of them, independently, hides latencies
+constexpr int ROWS = 32;    // whose results wait in shared memory at a time: those of all take too many registers
+static_assert(!GATHER || (STEP % ROWS == 0 && TOKENS % ROWS == 0), "a tile's tokens are whole groups");
 
 // Sums over the eight lanes that have the same tokens, two of each of two eights: every lane gets one of 16, which is that of
 // `summed_token`, as the lane four on does.
@@ -99,7 +102,6 @@ __device__ __forceinline__ void store_panel(const Parameters& p, const Shared& s
     const bool inside = column + warp * 16 < p.columns;
     float* sums = p.sums + static_cast<int64>(panels * 4 + warp) * p.slots + tile.first;
     constexpr int EIGHTS = kGated ? 1 : 2;  // of tokens, in four matrices
-    constexpr int ROWS = 32;                // at a time: those of all would take too many registers
     const uint32 single = matrix_row<!kGated>(shared, stage);
     const uint32 paired = matrix_row<true>(shared, stage);
     const auto element = [&](uint16* of, int row, int columns, const Own& own) {
@@ -158,6 +160,26 @@ __device__ __forceinline__ void store_panel(const Parameters& p, const Shared& s
     ptx::fence_async_shared();  // TMA writes there next
 }
 
+// Rows by slot. A warp has 16 columns of each of the consumer's two panels, 32 bytes each.
+template <int N, typename RowOf>
+__device__ __forceinline__ void store_across(const Parameters& p, const Tile& tile, const float (&low)[N / 2],
+                                             const float (&high)[N / 2], int consumer, RowOf row_of) {
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32 % 4;
+    const int panel = 2 * consumer + (lane & 2) / 2;
+    const int column = tile.weight_tile * WEIGHT_ROWS + panel * PANEL_COLUMNS + warp * 16 + lane % 2 * 8;
+    const bool inside = column < p.columns;
+#pragma unroll
+    for (int i = 0; i < N / 8; ++i) {
+        const float* l = low + 4 * i;
+        const float* h = high + 4 * i;
+        uint32 block[4] = {pack(l[0], l[1]), pack(l[2], l[3]), pack(h[0], h[1]), pack(h[2], h[3])};
+        const Chunk columns = columns_of_four(block);
+        const int64 row = row_of(i);
+        if (inside && 8 * i + lane / 4 < tile.count) store_columns(p.output + row * p.columns + column, columns);
+    }
+}
+
 template <int N>
 __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& shared, const Tile& tile,
                                              Ring<STAGES>& ring, int consumer) {
@@ -200,9 +222,9 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     ptx::wgmma_wait<0>();
     ptx::pin(low);
     ptx::pin(high);
+    release_stage(shared.empty(previous));
 
 #if GATHER
-    release_stage(shared.empty(previous));
     float weights[(N + 31) / 32];
 #pragma unroll
     for (int i = 0; i < (N + 31) / 32; ++i) weights[i] = __ldg(p.topk_weights + slots[i]);
@@ -219,14 +241,9 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
         ring.advance();
     }
 #else
-    store_two_lines<N, Columns::ACROSS>(
-        staging(shared, previous, consumer), consumer, low, high, [&](int row, int part, const Own& own) {
-            const int64 slot = __shfl_sync(0xffffffff, slots[row / 32], row % 32 + own.line);
-            const int column = tile.weight_tile * WEIGHT_ROWS + (2 * consumer + part) * LINE_COLUMNS + own.column;
-            return row + own.line < tile.count && column < p.columns ? p.output + slot * p.columns + column : nullptr;
-        });
-    ptx::fence_async_shared();  // weights come there next
-    release_stage(shared.empty(previous));
+    store_across<N>(p, tile, low, high, consumer, [&](int i) {
+        return static_cast<int64>(__shfl_sync(0xffffffff, slots[i / 4], i % 4 * 8 + lane / 4));
+    });
 #endif
 }
 

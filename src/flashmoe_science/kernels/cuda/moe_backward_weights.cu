@@ -11,7 +11,7 @@
 // without rows. Blocks are persistent and draw tiles from a counter.
 //
 // Compile-time configuration: TOKENS, STAGES, SECOND, ACCUMULATE, ELEMENT_BF16.
-#define THROUGH_SHARED 0
+#define THROUGH_SHARED (!SECOND && !ACCUMULATE)
 #define BACKWARD 1
 #define GATHER 1
 #define ACTIVATION 0
@@ -20,8 +20,8 @@
 
 #include "mma/descriptor.cuh"
 #include "moe/hopper_block.cuh"
+#include "moe/hopper_epilogue.cuh"
 #include "moe/hopper_lines.cuh"
-#include "ptx/global.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/dependent_launch.cuh"
 #include "ptx/warpgroup.cuh"
@@ -175,29 +175,55 @@ __device__ __forceinline__ int64 weight_row(const WeightsParameters& p, int sort
     return static_cast<int64>(sorted - part * p.part_size) * p.row_step + part * p.part_step;
 }
 
-// A panel of (64 gathered, TOKENS sorted) columns as rows of the gradient of w2, from row `gathered` on; added to it.
-__device__ __forceinline__ void add_rows(const WeightsParameters& p, int expert, int gathered, int sorted, const Sums& sums) {
+// A panel of (64 gathered, TOKENS sorted) columns as rows of the gradient of w2, from row `gathered` on.
+__device__ __forceinline__ void store_rows(const WeightsParameters& p, int expert, int gathered, int sorted, const Sums& sums) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32 % 4;
+    const bool odd = lane & 1;
+    const bool upper = lane & 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int row = gathered + warp * 16 + half * 8 + lane / 4;
-        float* to = static_cast<float*>(p.output) + (static_cast<int64>(expert) * p.gathered + row) * p.sorted;
+        const int64 begin = (static_cast<int64>(expert) * p.gathered + row) * p.sorted;
+        if constexpr (ACCUMULATE) {
+            float* to = static_cast<float*>(p.output) + begin;
 #pragma unroll
-        for (int i = 0; i < TOKENS / 8; ++i) {
-            const int column = sorted + 8 * i + lane % 4 * 2;
-            if (row < p.gathered && column < p.sorted) {
-                float2 x = load_pair(to + column);
-                x.x += sums[4 * i + 2 * half];
-                x.y += sums[4 * i + 2 * half + 1];
-                store_pair(to + column, x);
+            for (int i = 0; i < TOKENS / 8; ++i) {
+                const int column = sorted + 8 * i + lane % 4 * 2;
+                if (row < p.gathered && column < p.sorted) {
+                    float2 x = load_pair(to + column);
+                    x.x += sums[4 * i + 2 * half];
+                    x.y += sums[4 * i + 2 * half + 1];
+                    store_pair(to + column, x);
+                }
+            }
+        } else {
+            uint16* to = static_cast<uint16*>(p.output) + begin;
+#pragma unroll
+            for (int i = 0; i < TOKENS / 8; i += 4) {
+                uint32 w[4];
+#pragma unroll
+                for (int j = 0; j < 4; ++j) w[j] = pack(sums[4 * (i + j) + 2 * half], sums[4 * (i + j) + 2 * half + 1]);
+                // Lane q of a quad has word q of four blocks of eight columns, and gets all words of block q.
+                const uint32 first = __shfl_xor_sync(0xffffffff, odd ? w[0] : w[1], 1);
+                const uint32 second = __shfl_xor_sync(0xffffffff, odd ? w[2] : w[3], 1);
+                const uint32 a0 = odd ? first : w[0];
+                const uint32 a1 = odd ? w[1] : first;
+                const uint32 b0 = odd ? second : w[2];
+                const uint32 b1 = odd ? w[3] : second;
+                const uint32 other0 = __shfl_xor_sync(0xffffffff, upper ? a0 : b0, 2);
+                const uint32 other1 = __shfl_xor_sync(0xffffffff, upper ? a1 : b1, 2);
+                const int column = sorted + (i + lane % 4) * 8;
+                if (row < p.gathered && column < p.sorted) {
+                    store_columns(to + column, Chunk{upper ? other0 : a0, upper ? other1 : a1, upper ? b0 : other0,
+                                                     upper ? b1 : other1});
+                }
             }
         }
     }
 }
 
-// Two panels of (64 gathered, TOKENS sorted) columns, transposed, as columns of the gradient of w13, from `gathered` on; added
-// to it.
+// Two panels of (64 gathered, TOKENS sorted) columns, transposed, added to columns of the gradient of w13, from `gathered` on.
 __device__ __forceinline__ void add_columns(const WeightsParameters& p, int expert, int gathered, int sorted, const Sums& low,
                                             const Sums& high) {
     const int lane = threadIdx.x % 32;
@@ -220,48 +246,26 @@ __device__ __forceinline__ void add_columns(const WeightsParameters& p, int expe
     }
 }
 
-// A panel as rows of the gradient of w2, in 16 bits. A warp's rows are its own: eight at a time, by way of its part of
-// `lines`, a line for each row and panel of sorted columns.
-__device__ __forceinline__ void store_rows(const WeightsParameters& p, uint32 lines, int expert, int gathered, int sorted,
-                                           const Sums& sums) {
-    const Lane lane;
-    const uint32 own = lines + lane.warp * (STAGING_BYTES / 4);
-    uint16* output = static_cast<uint16*>(p.output) + static_cast<int64>(expert) * p.gathered * p.sorted;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < TOKENS / 8; i += 4) {
-            uint32 w[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) w[j] = pack(sums[4 * (i + j) + 2 * half], sums[4 * (i + j) + 2 * half + 1]);
-            store_matrices(own + i / 8 * 8 * ROW_BYTES + in_line(lane.row, i % 8 + lane.matrix), w[0], w[1], w[2], w[3]);
-        }
-        __syncwarp();
-#pragma unroll
-        for (int line = 0; line < 8 * SORTED_PANELS; line += 4) {
-            const Chunk columns = load_shared(own + line / 8 * 8 * ROW_BYTES + in_line(line % 8 + lane.matrix, lane.row));
-            const int row = gathered + lane.warp * 16 + half * 8 + line % 8 + lane.matrix;
-            const int column = sorted + line / 8 * LINE_COLUMNS + lane.row * 8;
-            if (row < p.gathered && column < p.sorted) {
-                store_global(reinterpret_cast<char*>(output + static_cast<int64>(row) * p.sorted + column), columns);
-            }
-        }
+// The same in 16 bits, as columns, by way of the tile's last stage in shared memory. An expert without rows has no stage: zeros.
+__device__ __forceinline__ void store_columns_of(const WeightsParameters& p, const Shared& shared, int stage, int consumer,
+                                                 int expert, int gathered, int sorted, const Sums& low, const Sums& high) {
+    uint16* output = static_cast<uint16*>(p.output) + static_cast<int64>(expert) * p.sorted * p.gathered;
+    const auto address_of = [&](int row, int part, const Own& own) {
+        const int column = gathered + part * PANEL_COLUMNS + own.column;
+        const bool inside = sorted + row + own.line < p.sorted && column < p.gathered;
+        return inside ? output + weight_row(p, sorted + row + own.line) * p.gathered + column : nullptr;
+    };
+    if (stage >= 0) {
+        store_two_lines<TOKENS>(staging(shared, stage, consumer), consumer, low, high, address_of);
+        ptx::fence_async_shared();  // the next rows come there
+        release(shared.empty(stage));
+        return;
     }
-}
-
-// Zeros of an expert without rows, for which no stage is there to wait in.
-__device__ __forceinline__ void clear_weights(const WeightsParameters& p, int expert, int gathered, int sorted) {
-    constexpr int COLUMNS = 2 * PANEL_COLUMNS;
-    uint16* output = static_cast<uint16*>(p.output) + static_cast<int64>(expert) * p.gathered * p.sorted;
-    for (int i = threadIdx.x % WARPGROUP; i < COLUMNS * TOKENS / 8; i += WARPGROUP) {
-        // SECOND: rows of TOKENS sorted columns; otherwise rows of gathered ones.
-        const int wide = (SECOND ? TOKENS : COLUMNS) / 8;
-        const int own = gathered + (SECOND ? i / wide : i % wide * 8);
-        const int column = sorted + (SECOND ? i % wide * 8 : i / wide);
-        if (own >= p.gathered || column >= p.sorted) continue;
-        const int64 at = SECOND ? static_cast<int64>(own) * p.sorted + column : weight_row(p, column) * p.gathered + own;
-        store_global(reinterpret_cast<char*>(output + at), Chunk{0, 0, 0, 0});
+    for (int row = 0; row < TOKENS; row += LINES_AT_ONCE) {
+        for (int part = 0; part < 2; ++part) {
+            uint16* to = address_of(row, part, own_of_lines());
+            if (to != nullptr) store_global(reinterpret_cast<char*>(to), Chunk{0, 0, 0, 0});
+        }
     }
 }
 
@@ -299,35 +303,18 @@ __device__ __forceinline__ void consume_tile(const WeightsParameters& p, const S
     ptx::wgmma_wait<0>();
     ptx::pin(low);
     ptx::pin(high);
+    if (!THROUGH_SHARED && previous >= 0) release(shared.empty(previous));
+    if (ACCUMULATE && tile.count == 0) return;
 
     const int gathered = tile.gathered * WEIGHT_ROWS + 2 * consumer * PANEL_COLUMNS;
     const int sorted = tile.sorted * TOKENS;
-    if constexpr (ACCUMULATE) {
-        if (previous < 0) return;
-        release(shared.empty(previous));
-        if constexpr (SECOND) {
-            add_rows(p, tile.expert, gathered, sorted, low);
-            add_rows(p, tile.expert, gathered + PANEL_COLUMNS, sorted, high);
-        } else {
-            add_columns(p, tile.expert, gathered, sorted, low, high);
-        }
+    if constexpr (SECOND) {
+        store_rows(p, tile.expert, gathered, sorted, low);
+        store_rows(p, tile.expert, gathered + PANEL_COLUMNS, sorted, high);
+    } else if constexpr (ACCUMULATE) {
+        add_columns(p, tile.expert, gathered, sorted, low, high);
     } else {
-        if (previous < 0) return clear_weights(p, tile.expert, gathered, sorted);
-        const uint32 lines = staging(shared, previous, consumer);
-        if constexpr (SECOND) {
-            store_rows(p, lines, tile.expert, gathered, sorted, low);
-            store_rows(p, lines, tile.expert, gathered + PANEL_COLUMNS, sorted, high);
-        } else {
-            uint16* output = static_cast<uint16*>(p.output) + static_cast<int64>(tile.expert) * p.sorted * p.gathered;
-                    store_two_lines<TOKENS, Columns::ACROSS>(
-                lines, consumer, low, high, [&](int row, int part, const Own& own) {
-                    const int column = gathered + part * LINE_COLUMNS + own.column;
-                    const bool inside = sorted + row + own.line < p.sorted && column < p.gathered;
-                    return inside ? output + weight_row(p, sorted + row + own.line) * p.gathered + column : nullptr;
-                });
-        }
-        ptx::fence_async_shared();  // the next rows come there
-        release(shared.empty(previous));
+        store_columns_of(p, shared, previous, consumer, tile.expert, gathered, sorted, low, high);
     }
 }
 

@@ -21,7 +21,6 @@
 
 #include "moe/hopper_consumer.cuh"
 #include "moe/hopper_epilogue.cuh"
-#include "moe/hopper_lines.cuh"
 #include "moe/hopper_producer.cuh"
 #include "mma/descriptor.cuh"
 #include "ptx/element.cuh"
@@ -110,7 +109,7 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     ptx::wgmma_wait<0>();
     ptx::pin(low);
     ptx::pin(high);
-    if (GATHER) release_stage(shared.empty(previous));
+    release_stage(shared.empty(previous));
 
     // Not as the sums' first values: ptxas would serialise the products.
     if (p.bias != nullptr) {
@@ -125,16 +124,12 @@ __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& 
     if constexpr (kGated) {
         store_gated<N>(p, tile, low, high, consumer);
     } else if constexpr (GATHER) {
-        store_plain<N>(p, tile, low, high, consumer);
+        store_plain<N>(p, tile, low, high, consumer,
+                       [&](int i) { return static_cast<int64>(tile.first + 8 * i + lane / 4); });
     } else {
-        store_two_lines<N, Columns::TOGETHER>(
-            staging(shared, previous, consumer), consumer, low, high, [&](int row, int part, const Own& own) {
-                const int64 slot = __shfl_sync(0xffffffff, slots[row / 32], row % 32 + own.line);
-                const int column = tile.weight_tile * OUTPUT_COLUMNS + (2 * consumer + part) * LINE_COLUMNS + own.column;
-                return row + own.line < tile.count && column < p.columns ? p.output + slot * p.columns + column : nullptr;
-            });
-        ptx::fence_async_shared();  // weights come there next
-        release_stage(shared.empty(previous));
+        store_plain<N>(p, tile, low, high, consumer, [&](int i) {
+            return static_cast<int64>(__shfl_sync(0xffffffff, slots[i / 4], i % 4 * 8 + lane / 4));
+        });
     }
 }
 

@@ -1,4 +1,4 @@
-// From accumulators to memory, without shared memory, for which the first product has no registers: rows of the product are columns of the output, so 8x8 blocks are
+// From accumulators to memory, without shared memory: rows of the product are columns of the output, so 8x8 blocks are
 // transposed within a warp (movmatrix), and a quad of lanes writes its token's columns.
 #pragma once
 
@@ -45,6 +45,8 @@ __device__ __forceinline__ void store_columns(uint16* address, const uint2& colu
 __device__ __forceinline__ void store_columns(uint16* address, const Chunk& columns) {
     store_global(reinterpret_cast<char*>(address), columns);
 }
+
+#if !BACKWARD
 
 // Gated: a warp's two products hold gate values in rows 0-7 and up values of the same columns in rows 8-15; the second
 // product's columns are the next eight. 16 columns, 32 bytes, of eight tokens at a time.
@@ -95,15 +97,14 @@ __device__ __forceinline__ void keep(const Parameters& p, const Tile& tile, cons
 }
 
 // Ungated: a warp's four blocks of eight rows are 32 neighbouring columns, 64 bytes, of eight tokens at a time. Lane q of
-// a quad ends with the 16 bytes of block q.
-template <int N>
+// a quad ends with the 16 bytes of block q. `row_of(i)`: where this lane's token of the i-th eight goes.
+template <int N, typename RowOf>
 __device__ __forceinline__ void store_plain(const Parameters& p, const Tile& tile, const float (&low)[N / 2],
-                                            const float (&high)[N / 2], int consumer) {
+                                            const float (&high)[N / 2], int consumer, RowOf row_of) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32 % 4;
     const int column = tile.weight_tile * OUTPUT_COLUMNS + consumer * 128 + warp * 32 + lane % 4 * 8;
     const bool inside = column < p.columns;
-    uint16* output = p.output + static_cast<int64>(tile.first) * p.columns + column;
 #pragma unroll
     for (int i = 0; i < N / 8; ++i) {
         const float* l = low + 4 * i;
@@ -111,9 +112,11 @@ __device__ __forceinline__ void store_plain(const Parameters& p, const Tile& til
         uint32 block[4] = {pack(activate(l[0]), activate(l[1])), pack(activate(h[0]), activate(h[1])),
                            pack(activate(l[2]), activate(l[3])), pack(activate(h[2]), activate(h[3]))};
         const Chunk columns = columns_of_four(block);
-        const int token = 8 * i + lane / 4;
-        if (inside && token < tile.count) store_columns(output + static_cast<int64>(token) * p.columns, columns);
+        const int64 row = row_of(i);
+        if (inside && 8 * i + lane / 4 < tile.count) store_columns(p.output + row * p.columns + column, columns);
     }
 }
+
+#endif
 
 }  // namespace moe

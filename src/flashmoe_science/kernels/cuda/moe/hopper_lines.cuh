@@ -38,13 +38,17 @@ struct Own {
 };
 constexpr int LINES_AT_ONCE = WARPGROUP / 8;
 
+__device__ __forceinline__ Own own_of_lines() {
+    const int thread = thread_index() % WARPGROUP;
+    return {thread / 8, thread % 8 * 8};
+}
+
 // Lines to memory, by a consumer. `address_of(line, own)`: where this thread's columns go of 16 lines from `line` on, or null.
 template <int LINES, class AddressOf>
 __device__ __forceinline__ void store_lines(uint32 lines, AddressOf address_of) {
     static_assert(LINES % LINES_AT_ONCE == 0, "all threads have as many lines");
-    const int thread = thread_index() % WARPGROUP;
-    const Own own{thread / 8, thread % 8 * 8};
-    const uint32 from = lines + in_line(own.line, thread % 8);
+    const Own own = own_of_lines();
+    const uint32 from = lines + in_line(own.line, own.column / 8);
 #pragma unroll
     for (int line = 0; line < LINES; line += LINES_AT_ONCE) {
         const Chunk columns = load_shared(from + line * ROW_BYTES);
@@ -53,30 +57,17 @@ __device__ __forceinline__ void store_lines(uint32 lines, AddressOf address_of) 
     }
 }
 
-// Of four matrices that a warp stores at a time, the row that a lane gives the address of.
-struct Lane {
-    int matrix = threadIdx.x % 32 / 8;
-    int row = threadIdx.x % 8;
-    int warp = threadIdx.x / 32 % 4;
-};
-
-// How a warp's results lie in rows of two lines.
-enum class Columns {
-    ACROSS,    // 16 columns of either line: those of `low` and those of `high`
-    TOGETHER,  // 32 columns of one line, whose blocks of eight are the halves of `low` and `high` by turns
-};
-
-// Rows of two lines each. `address_of(row, part, own)`: where a thread's columns of 16 rows from `row` on go, of the first line
-// or the second, or null.
-template <int N, Columns COLUMNS, class AddressOf>
+// Rows of two lines each, transposed: a warp has 16 columns of either line, those of `low` and those of `high`.
+// `address_of(row, part, own)`: where a thread's columns of 16 rows from `row` on go, of the first line or the second, or null.
+template <int N, class AddressOf>
 __device__ __forceinline__ void store_two_lines(uint32 lines, int consumer, const float (&low)[N / 2],
                                                 const float (&high)[N / 2], AddressOf address_of) {
     constexpr int ROWS = N % 32 == 0 ? 32 : 16;  // at a time, in each of two buffers that take turns
     static_assert(2 * 2 * ROWS * ROW_BYTES <= STAGING_BYTES, "two buffers of two lines a row");
-    constexpr bool TOGETHER = COLUMNS == Columns::TOGETHER;
-    const Lane lane;
-    const uint32 place = (TOGETHER ? lane.warp / 2 : lane.matrix / 2) * (ROWS * ROW_BYTES) +
-                         in_line(lane.row, TOGETHER ? lane.warp % 2 * 4 + lane.matrix : lane.warp * 2 + lane.matrix % 2);
+    const int lane = threadIdx.x % 32;
+    const int matrix = lane / 8;
+    const int warp = threadIdx.x / 32 % 4;
+    const uint32 place = matrix / 2 * (ROWS * ROW_BYTES) + in_line(lane % 8, warp * 2 + matrix % 2);
 #pragma unroll
     for (int start = 0; start < N; start += ROWS) {
         const uint32 buffer = lines + start / ROWS % 2 * (2 * ROWS * ROW_BYTES);
@@ -84,11 +75,8 @@ __device__ __forceinline__ void store_two_lines(uint32 lines, int consumer, cons
         for (int i = 0; i < ROWS; i += 8) {
             const float* l = low + (start + i) / 2;
             const float* h = high + (start + i) / 2;
-            const uint32 of_low = pack(l[2], l[3]);
-            const uint32 of_high = pack(h[0], h[1]);
-            constexpr bool ACROSS = COLUMNS == Columns::ACROSS;
-            store_matrices_transposed(buffer + i * ROW_BYTES + place, pack(l[0], l[1]), ACROSS ? of_low : of_high,
-                                      ACROSS ? of_high : of_low, pack(h[2], h[3]));
+            store_matrices_transposed(buffer + i * ROW_BYTES + place, pack(l[0], l[1]), pack(l[2], l[3]), pack(h[0], h[1]),
+                                      pack(h[2], h[3]));
         }
         meet_consumer(consumer);
         store_lines<2 * ROWS>(buffer, [&](int line, const Own& own) { return address_of(start + line % ROWS, line / ROWS, own); });

@@ -31,8 +31,8 @@ constexpr uint32 PANEL_BYTES = INNER * ROW_BYTES;
 
 // Registers per thread after reallocation; the launch gives three warpgroups 168 each. Gathering keeps a row's number
 // for each pass.
-constexpr int PRODUCER_REGISTERS = GATHER && !BACKWARD ? 56 : 40;
-constexpr int CONSUMER_REGISTERS = GATHER && !BACKWARD ? 224 : 232;
+constexpr int PRODUCER_REGISTERS = GATHER && !THROUGH_SHARED ? 56 : 40;
+constexpr int CONSUMER_REGISTERS = GATHER && !THROUGH_SHARED ? 224 : 232;
 static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 3 * 168,
               "register pool exceeded: setmaxnreg.inc would wait for ever");
 static_assert(CLUSTER == 1 || CLUSTER == 2, "one block, or two that share what TMA loads");
