@@ -23,7 +23,7 @@ from cudadent42.registry import registry
 from cudadent42.stages.verify import verify
 from cudadent42.suites.loader import load_suite, parse_suite
 from flashmoe_science.cuda import wgmma
-from varlen_cases import CASE, VARIANTS, nothing, seen_by_nodes
+from lab_varlen_cases import CASE, VARIANTS, nothing, seen_by_nodes
 
 each_variant = pytest.mark.parametrize("case", VARIANTS.values(), ids=VARIANTS)
 

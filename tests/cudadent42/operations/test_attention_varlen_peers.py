@@ -15,7 +15,7 @@ from cudadent42.operations.attention_varlen import implementations
 from cudadent42.operations.attention_varlen.implementations import ALL
 from cudadent42.operations.attention_varlen.inputs import random_inputs
 from cudadent42.operations.attention_varlen.reference import varlen_float64
-from varlen_cases import CASE, VARIANTS, nothing, seen_by_nodes
+from lab_varlen_cases import CASE, VARIANTS, nothing, seen_by_nodes
 
 
 def test_flash_attention_3_is_not_raced_on_trees(monkeypatch: pytest.MonkeyPatch) -> None:
