@@ -135,6 +135,13 @@ def use(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu if kernel.is_emulated else cuda, "backward", backward)
 
 
+def takes(kernel: Kernel, query: torch.Tensor, key: torch.Tensor) -> bool:
+    """Whether the kernel takes the gradients of causal attention with such tensors, on an H200."""
+    strides = strides_of("grad_output", query)
+    problem = _problem((query, key, key, query), strides, True, None, Needs(True, True, True))
+    return choice_of(kernel, problem, EMULATED_GPU) is not None
+
+
 def choice_of(kernel: Kernel, problem: BackwardProblem, device: Device) -> Choice | None:
     assert kernel.kind is not None
     choice = BACKWARD.modules[kernel.kind].choose(problem, device)

@@ -13,7 +13,6 @@
 
 namespace moe {
 
-constexpr int LINE_COLUMNS = 64;
 constexpr int CONSUMER_BARRIER = 2;  // and the next one, of the other consumer
 constexpr uint32 STAGING_BYTES = WEIGHT_BYTES / CONSUMERS;
 
@@ -62,8 +61,8 @@ __device__ __forceinline__ void store_lines(uint32 lines, AddressOf address_of) 
 template <int N, class AddressOf>
 __device__ __forceinline__ void store_two_lines(uint32 lines, int consumer, const float (&low)[N / 2],
                                                 const float (&high)[N / 2], AddressOf address_of) {
-    constexpr int ROWS = N % 32 == 0 ? 32 : 16;  // at a time, in each of two buffers that take turns
-    static_assert(2 * 2 * ROWS * ROW_BYTES <= STAGING_BYTES, "two buffers of two lines a row");
+    constexpr int ROWS = 32;  // at a time, in each of two buffers that take turns
+    static_assert(N % ROWS == 0 && 2 * 2 * ROWS * ROW_BYTES <= STAGING_BYTES, "two buffers of two lines a row");
     const int lane = threadIdx.x % 32;
     const int matrix = lane / 8;
     const int warp = threadIdx.x / 32 % 4;
