@@ -208,7 +208,7 @@ def main() -> None:
     expected, library_seconds = serve(library, prompts, options.tokens, options.device)
     answers, seconds = serve(ours, prompts, options.tokens, options.device)
     same = sum(a == b for a, b in zip(answers, expected, strict=True))
-    print(f"{same} of {len(prompts)} answers are the same; others part at a tie that rounding decides")
+    print(f"{same} of {len(prompts)} answers are the same; others part where rounding decides")
     print(f"{1 / library_seconds:.0f} tokens per second by PyTorch, {1 / seconds:.0f} by ours")
     print(
         f"a token takes {library_seconds * 1e3:.1f} ms, {seconds * 1e3:.1f} ms with ours: "

@@ -29,6 +29,7 @@ NEWER = "h200-serving-fp8"
 ALONE = "h200-serving-split"
 """Calls of our own beside each other."""
 AGAIN = "h200-serving-split-again"
+SMALL_PAGES = "h200-serving-small-pages"
 """Some of these with later kernels."""
 
 SERVING: tuple[Row, ...] = (
@@ -119,6 +120,19 @@ SERVING: tuple[Row, ...] = (
             least_of("prefill", "dense", "packed"),
             least_of("prefill", "dense", OURS),
             least_of("prefill", "fa3", "packed"),
+        ),
+    ),
+    Row(
+        "the same once more, without FlashAttention-3, and in pages of 16, 8 and 1",
+        SMALL_PAGES,
+        (
+            Bound("packed", 0.97, thousandths, at_least=True),
+            Bound("pages of 64", 0.95, thousandths, at_least=True),
+            *(Bound(f"of {page}", None, thousandths) for page in (16, 8, 1)),
+        ),
+        fields(
+            least_of("prefill", "dense", "packed"),
+            *(least_of("prefill", "dense", f"pages of {page}") for page in (64, 16, 8, 1)),
         ),
     ),
     Row(
