@@ -114,7 +114,7 @@ __device__ __forceinline__ void produce(const WeightsParameters& p, const Shared
     Ring<STAGES> ring;
     const int row = threadIdx.x / 8;
     const int chunk = threadIdx.x % 8;
-    const uint32 place = row * ROW_BYTES + ((chunk ^ row % 8) << 4);
+    const uint32 place = Lines::offset(row, chunk);
     const int64 row_bytes = 2 * p.gathered;
     while (true) {
         const WeightsTile tile = located(p, warp == 0 ? drawer.next(p, shared) : next_tile(shared, tiles));

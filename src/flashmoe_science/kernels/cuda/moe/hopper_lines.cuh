@@ -10,6 +10,7 @@
 #include "ptx/named_barrier.cuh"
 #include "ptx/special_registers.cuh"
 #include "ptx/vector.cuh"
+#include "swizzle.cuh"
 
 namespace moe {
 
@@ -26,8 +27,8 @@ __device__ __forceinline__ uint32 staging(const Shared& shared, int stage, int c
     return shared.weights(stage) + consumer * STAGING_BYTES;
 }
 
-// Of eight columns of a line, from the first of eight lines on.
-__device__ __forceinline__ uint32 in_line(int line, int chunk) { return line * ROW_BYTES + ((chunk ^ line % 8) << 4); }
+using Lines = ::Tile<PANEL_COLUMNS>;
+static_assert(Lines::kRowBytes == ROW_BYTES, "a line of shared memory is a row of 128 bytes");
 
 // What a thread of a consumer takes of 16 lines: eight columns of one. Derived anew for each group of lines, as beside the
 // accumulators there are no registers for it.
@@ -47,7 +48,7 @@ template <int LINES, class AddressOf>
 __device__ __forceinline__ void store_lines(uint32 lines, AddressOf address_of) {
     static_assert(LINES % LINES_AT_ONCE == 0, "all threads have as many lines");
     const Own own = own_of_lines();
-    const uint32 from = lines + in_line(own.line, own.column / 8);
+    const uint32 from = lines + Lines::offset(own.line, own.column / 8);
 #pragma unroll
     for (int line = 0; line < LINES; line += LINES_AT_ONCE) {
         const Chunk columns = load_shared(from + line * ROW_BYTES);
@@ -66,7 +67,7 @@ __device__ __forceinline__ void store_two_lines(uint32 lines, int consumer, cons
     const int lane = threadIdx.x % 32;
     const int matrix = lane / 8;
     const int warp = threadIdx.x / 32 % 4;
-    const uint32 place = matrix / 2 * (ROWS * ROW_BYTES) + in_line(lane % 8, warp * 2 + matrix % 2);
+    const uint32 place = matrix / 2 * (ROWS * ROW_BYTES) + Lines::offset(lane % 8, warp * 2 + matrix % 2);
 #pragma unroll
     for (int start = 0; start < N; start += ROWS) {
         const uint32 buffer = lines + start / ROWS % 2 * (2 * ROWS * ROW_BYTES);
