@@ -13,6 +13,10 @@ PANEL = 64
 """Columns, and inner rows, of a box: 128 bytes, what TMA swizzles by."""
 PARTS_PER_TILE = 16
 """Partial sums of the routing weights' gradients that a tile of columns leaves: one for 16 columns."""
+BOX_ROWS = 32
+"""Of the first product's results, which leave in boxes of a panel's columns."""
+_BOXES_BYTES = 2 * 2 * BOX_ROWS * PANEL * 2
+"""Where activated rows wait until they have left: two boxes for each of two consumers."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,11 @@ class MoeHopperBackward:
     """Of the gradient of the input."""
     weights: MoeHopperConfiguration
     """Of the gradients of the weights; `tokens` are columns of the sorted rows, in panels of 64."""
+
+    @property
+    def first_shared_bytes(self) -> int:
+        """Of the first product: boxes begin at a multiple of 1024 bytes, behind all else."""
+        return -(-self.first.shared_bytes // 1024) * 1024 + _BOXES_BYTES
 
 
 TUNABLE = {

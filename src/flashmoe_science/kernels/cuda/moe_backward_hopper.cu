@@ -23,21 +23,28 @@
 
 namespace moe {
 
-// A lane's row of the four 8x8 matrices that its warp moves at a time: its 16 columns, as two blocks, of the gate and of the
-// up part of eight tokens; without a gate (PAIRED), of the first part of 16 tokens.
+#if GATHER
+
+// A lane's row of the four 8x8 matrices that its warp moves at a time: its 16 columns, as two blocks, of eight lines of
+// `first` and eight of `second`; PAIRED: of 16 lines of `first`.
 template <bool PAIRED>
-__device__ __forceinline__ uint32 matrix_row(const Shared& shared, int stage) {
-    const uint32 lane = threadIdx.x % 32;
-    const uint32 warp = threadIdx.x / 32 % 4;
+__device__ __forceinline__ uint32 matrix_row(uint32 first, uint32 second, uint32 thread) {
+    const uint32 lane = thread % 32;
+    const uint32 warp = thread / 32 % 4;
     const uint32 matrix = lane / 8;
-    const uint32 in_row = lane % 8 * ROW_BYTES + ((2 * warp + matrix % 2 ^ lane % 8) << 4);
-    if (PAIRED) return shared.weights(stage) + matrix / 2 * 8 * ROW_BYTES + in_row;
-    return (matrix < 2 ? shared.weights(stage) : shared.tokens(stage)) + in_row;
+    const uint32 in_row = Lines::offset(lane % 8, 2 * warp + matrix % 2);
+    if (PAIRED) return first + matrix / 2 * 8 * ROW_BYTES + in_row;
+    return (matrix < 2 ? first : second) + in_row;
 }
 
 constexpr int AT_ONCE = 2;  // eights of tokens: what is made of them, independently, hides latencies
-constexpr int ROWS = 32;    // whose results wait in shared memory at a time: those of all take too many registers
-static_assert(!GATHER || (STEP % ROWS == 0 && TOKENS % ROWS == 0), "a tile's tokens are whole groups");
+constexpr int ROWS = 32;    // of a box in which results leave
+static_assert(STEP % ROWS == 0 && TOKENS % ROWS == 0, "a tile's tokens are whole groups");
+
+// Where activated rows wait until they have left, behind all else: two boxes a consumer, which take turns.
+constexpr uint32 BOX_BYTES = ROWS * ROW_BYTES;
+constexpr uint32 BOXES = (Shared::BYTES + 1023) / 1024 * 1024;
+static_assert(BOXES + CONSUMERS * 2 * BOX_BYTES + 1024 <= 232448, "more shared memory than a block may have");
 
 // Sums over the eight lanes that have the same tokens, two of each of two eights: every lane gets one of 16, which is that of
 // `summed_token`, as the lane four on does.
@@ -87,34 +94,32 @@ __device__ __forceinline__ void differentiate(const float* gradient, const float
     }
 }
 
-// What becomes of a panel of 64 columns of the gradient d = w2^T g: with what was kept of them, the gradient of that and the
-// activated rows again, both times the slot's weight s; and of <d, act(z)>, which is the gradient of s, this panel's part.
-// Results wait in the place in shared memory of what was kept, first the gradient, then the rows.
+// What becomes of a panel of 64 columns of the gradient d = w2^T g: with what was kept of them, the gradient of that, in its
+// place in shared memory, and the activated rows again, both times the slot's weight s; and of <d, act(z)>, which is the
+// gradient of s, this panel's part. Results leave in boxes; where a box would reach into the next expert's rows, in lines.
 //
 // `weights`: of the tile's slots, 32 a register, by lane.
 template <int N>
 __device__ __forceinline__ void store_panel(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int panel,
                                             int consumer, const float (&d)[N / 2], const float (&weights)[(N + 31) / 32]) {
-    const int lane = threadIdx.x % 32;
+    const int lane = thread_index() % 32;  // derived for each panel, as what is made of it: registers are few
     const int warp = threadIdx.x / 32 % 4;
+    const auto leads = [] { return thread_index() % WARPGROUP == 0; };
     const int panels = tile.weight_tile * PANELS + panel;
     const int column = panels * PANEL_COLUMNS;
     const bool inside = column + warp * 16 < p.columns;
     float* sums = p.sums + static_cast<int64>(panels * 4 + warp) * p.slots + tile.first;
     constexpr int EIGHTS = kGated ? 1 : 2;  // of tokens, in four matrices
-    const uint32 single = matrix_row<!kGated>(shared, stage);
-    const uint32 paired = matrix_row<true>(shared, stage);
-    const auto element = [&](uint16* of, int row, int columns, const Own& own) {
-        const int own_column = column + own.column;
-        const int64 at = static_cast<int64>(tile.first + row + own.line) * columns + own_column;
-        return row + own.line < tile.count && own_column < p.columns ? of + at : nullptr;
-    };
+    const uint32 single = matrix_row<!kGated>(shared.weights(stage), shared.tokens(stage), threadIdx.x);
+    const uint32 boxes = shared.base + BOXES + (thread_index() / WARPGROUP - 1) * 2 * BOX_BYTES;
+    meet_consumer(consumer);  // the first thread has waited until the boxes of the panel before had been read
 #pragma unroll
     for (int start = 0; start < N; start += ROWS) {
-        uint32 rows[ROWS / 4];
+        const uint32 box = boxes + start / ROWS % 2 * BOX_BYTES;
 #pragma unroll
         for (int i = start / 8; i < (start + ROWS) / 8; i += AT_ONCE) {
             uint32 kept[AT_ONCE / EIGHTS][4];
+            uint32 rows[2 * AT_ONCE];
             float sum[2 * AT_ONCE];
 #pragma unroll
             for (int m = 0; m < AT_ONCE / EIGHTS; ++m) {
@@ -127,38 +132,52 @@ __device__ __forceinline__ void store_panel(const Parameters& p, const Shared& s
                 for (int j = 0; j < 2; ++j) {
                     weight[j] = __shfl_sync(0xffffffff, weights[i / 4], (i + n) % 4 * 8 + lane % 4 * 2 + j);
                 }
-                differentiate(d + 4 * (i + n), weight, kept[n / EIGHTS], n % EIGHTS, rows + 2 * (i + n) - start / 4, sum + 2 * n);
+                differentiate(d + 4 * (i + n), weight, kept[n / EIGHTS], n % EIGHTS, rows + 2 * n, sum + 2 * n);
             }
 #pragma unroll
             for (int m = 0; m < AT_ONCE / EIGHTS; ++m) {
                 store_matrices_transposed(single + (i + m * EIGHTS) * 8 * ROW_BYTES, kept[m][0], kept[m][1], kept[m][2],
                                           kept[m][3]);
             }
+            const uint32 paired = matrix_row<true>(box, 0, thread_index());
+            store_matrices_transposed(paired + (8 * i - start) * ROW_BYTES, rows[0], rows[1], rows[2], rows[3]);
             const float total = sum_over_rows(sum);
             const int token = 8 * i + summed_token();
             if (lane % 8 < 4 && token < tile.count) sums[token] = inside ? total : 0.0f;
         }
+        ptx::fence_async_shared();
+        if (leads()) ptx::bulk_wait_read();  // the other box is free
         meet_consumer(consumer);
-#pragma unroll
-        for (int part = 0; part < (kGated ? 2 : 1); ++part) {
-            const uint32 lines = part == 0 ? shared.weights(stage) : shared.tokens(stage);
-            store_lines<ROWS>(lines + start * ROW_BYTES, [&](int line, const Own& own) {
-                return element(p.output + part * p.columns, start + line, (kGated ? 2 : 1) * p.columns, own);
-            });
+        if (start + ROWS <= tile.count && leads()) {
+            const int row = tile.first + start;
+            ptx::tma_store(p.gradient, shared.weights(stage) + start * ROW_BYTES, column, 0, row, 0);
+            if (kGated) ptx::tma_store(p.gradient, shared.tokens(stage) + start * ROW_BYTES, column, 1, row, 0);
+            ptx::tma_store(p.activated_rows, box, column, 0, row, 0);
+            ptx::bulk_commit();
         }
-        meet_consumer(consumer);
-#pragma unroll
-        for (int i = 0; i < ROWS / 8; i += 2) {
-            store_matrices_transposed(paired + (start + i * 8) * ROW_BYTES, rows[2 * i], rows[2 * i + 1], rows[2 * i + 2],
-                                      rows[2 * i + 3]);
-        }
-        meet_consumer(consumer);
-        store_lines<ROWS>(shared.weights(stage) + start * ROW_BYTES, [&](int line, const Own& own) {
-            return element(p.activated, start + line, p.columns, own);
-        });
     }
+    const int rest = tile.count / ROWS * ROWS;
+    if (rest < tile.count) {
+        const auto leave = [&](uint32 lines, uint16* to, int columns) {
+            store_lines<ROWS>(lines, [&](int line, const Own& own) {
+                const int own_column = column + own.column;
+                const int64 at = static_cast<int64>(tile.first + rest + line + own.line) * columns + own_column;
+                return rest + line + own.line < tile.count && own_column < p.columns ? to + at : nullptr;
+            });
+        };
+        constexpr int PARTS = kGated ? 2 : 1;
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+            const uint32 kept = part == 0 ? shared.weights(stage) : shared.tokens(stage);
+            leave(kept + rest * ROW_BYTES, p.output + part * p.columns, PARTS * p.columns);
+        }
+        leave(boxes + rest / ROWS % 2 * BOX_BYTES, p.activated, p.columns);
+    }
+    if (leads()) ptx::bulk_wait_read();
     ptx::fence_async_shared();  // TMA writes there next
 }
+
+#else
 
 // Rows by slot. A warp has 16 columns of each of the consumer's two panels, 32 bytes each.
 template <int N, typename RowOf>
@@ -179,6 +198,8 @@ __device__ __forceinline__ void store_across(const Parameters& p, const Tile& ti
         if (inside && 8 * i + lane / 4 < tile.count) store_columns(p.output + row * p.columns + column, columns);
     }
 }
+
+#endif
 
 template <int N>
 __device__ __forceinline__ void consume_tile(const Parameters& p, const Shared& shared, const Tile& tile,
@@ -253,4 +274,5 @@ extern "C" __global__ void BLOCKS_OF_A_CLUSTER __launch_bounds__(moe::THREADS, 1
     moe_backward_hopper(const __grid_constant__ moe::Parameters parameters) {
     extern __shared__ unsigned char raw[];
     moe::work(parameters, shared_address(raw));
+    if (GATHER) ptx::bulk_wait();  // until what left is in memory
 }

@@ -16,3 +16,15 @@ inline void copy_sooner_or_later(const Late& late) {
   if (!COPIES_LATE || draw() % 2) return late.copy(late.with);
   Fibers::beside = copy_late, late_copies.push_back(late);
 }
+// Of a thread, from shared memory to global. COPIES_LATE: 1 does them when the thread waits for them, and never if it does not.
+struct LateStore { Block* block; uint32 thread; void (*copy)(const uint64*); uint64 with[9]; };
+inline std::vector<LateStore> late_stores;
+inline void store_later(const LateStore& store) {
+  if (COPIES_LATE) late_stores.push_back(store); else store.copy(store.with);
+}
+inline void finish_stores(Block* block, uint32 thread) {
+  for (size_t i = 0; i < late_stores.size();) {
+    if (late_stores[i].block != block || late_stores[i].thread != thread) { i++; continue; }
+    const LateStore store = late_stores[i]; late_stores.erase(late_stores.begin() + i); store.copy(store.with);
+  }
+}

@@ -34,7 +34,7 @@ _ARCHITECTURE = "sm_90a"
 # tokens, topk_weights, output, activated, sums, expert_offsets, sorted_slots, ticket
 _PRODUCT = struct.Struct("8Q")
 _PRODUCT_REST = struct.Struct("6i")
-_PRODUCT_AT = 2 * MAP_BYTES
+_MAPS, _MAPS_OF_FIRST = 2, 4
 _WEIGHTS = struct.Struct("5Q")  # tokens, output, expert_offsets, sorted_slots, ticket
 _WEIGHTS_REST = struct.Struct("9i")
 _FLOAT_BYTES = 4
@@ -121,6 +121,7 @@ def _product_kernel(
     dtype: torch.dtype,
     *,
     gather: bool,
+    shared_bytes: int,
 ) -> CudaKernel:
     return CudaKernel(
         source="moe_backward_hopper.cu",
@@ -133,19 +134,24 @@ def _product_kernel(
             **type_macros(dtype),
         },
         threads_per_block=forward_configs.THREADS,
-        dynamic_shared_bytes=tile.shared_bytes,
+        dynamic_shared_bytes=shared_bytes,
         cluster_blocks=tile.cluster,
     )
 
 
 def first_kernel(tiles: MoeHopperBackward, activation: Activation, dtype: torch.dtype) -> CudaKernel:
     """Gradient of what the activation is applied to, activated rows, and parts of the routing weights' gradient."""
-    return _product_kernel(tiles.first, activation, dtype, gather=True)
+    return _product_kernel(
+        tiles.first, activation, dtype, gather=True, shared_bytes=tiles.first_shared_bytes
+    )
 
 
 def second_kernel(tiles: MoeHopperBackward, gated: bool, dtype: torch.dtype) -> CudaKernel:
     """Gradient of the input, by slot."""
-    return _product_kernel(tiles.second, Activation.SILU if gated else None, dtype, gather=False)
+    activation = Activation.SILU if gated else None
+    return _product_kernel(
+        tiles.second, activation, dtype, gather=False, shared_bytes=tiles.second.shared_bytes
+    )
 
 
 def weights_kernel(
@@ -335,7 +341,30 @@ class _Make:
         inner, columns = problem.hidden, problem.intermediate
         compiled = first_kernel(tiles, problem.activation, problem.dtype)
         sizes, strides = (columns, inner, 1, problem.experts), (columns, 0, inner * columns)
-        return self._product(compiled, tiles.first, sizes, strides, problem.w13_rows, inner, columns)
+        launcher, product = self._product(
+            compiled, tiles.first, sizes, strides, problem.w13_rows, inner, columns, maps=_MAPS_OF_FIRST
+        )
+        gradient_map, activated_map = (
+            TensorMap(
+                launcher.buffer,
+                (_MAPS + n) * MAP_BYTES,
+                problem.dtype,
+                (columns, parts, problem.slots, 1),
+                (columns, parts * columns, 0),
+                (configs.PANEL, 1, configs.BOX_ROWS),
+            )
+            for n, parts in enumerate((self._parts, 1))
+        )
+
+        def launch(weight: int, rows: int, tokens: int, topk_weights: int, *outputs_and_rest: int) -> None:
+            gradient, activated = outputs_and_rest[:2]
+            if gradient_map.address != gradient:
+                gradient_map.move(gradient)
+            if activated_map.address != activated:
+                activated_map.move(activated)
+            product(weight, rows, tokens, topk_weights, *outputs_and_rest)
+
+        return launch
 
     def gradient_of_input(self, tiles: MoeHopperBackward) -> Callable[..., None]:
         problem = self._problem
@@ -349,7 +378,7 @@ class _Make:
         else:
             strides = (2 * columns, columns, expert)
         sizes = (columns, inner, self._parts, problem.experts)
-        return self._product(compiled, tiles.second, sizes, strides, problem.w13_rows, inner, columns)
+        return self._product(compiled, tiles.second, sizes, strides, problem.w13_rows, inner, columns)[1]
 
     def _product(
         self,
@@ -360,17 +389,21 @@ class _Make:
         row_columns: int,
         inner: int,
         columns: int,
-    ) -> Callable[..., None]:
-        """`sizes`, `strides`: of the weight (columns, inner, parts, experts)."""
+        maps: int = _MAPS,
+    ) -> tuple[Launcher, Callable[..., None]]:
+        """`sizes`, `strides`: of the weight (columns, inner, parts, experts). Of `maps` those behind the first two are
+        the caller's to write.
+        """
         problem = self._problem
-        launcher = self.launcher(compiled, _PRODUCT_AT + _PRODUCT.size + _PRODUCT_REST.size)
+        addresses_at = maps * MAP_BYTES
+        launcher = self.launcher(compiled, addresses_at + _PRODUCT.size + _PRODUCT_REST.size)
         weight_map = TensorMap(
             launcher.buffer, 0, problem.dtype, sizes, strides, (configs.PANEL, configs.PANEL)
         )
         rows_map = self._rows_map(launcher, MAP_BYTES, row_columns, tile.step)
         _PRODUCT_REST.pack_into(
             launcher.buffer,
-            _PRODUCT_AT + _PRODUCT.size,
+            addresses_at + _PRODUCT.size,
             problem.experts,
             inner,
             columns,
@@ -385,10 +418,10 @@ class _Make:
                 weight_map.move(weight)
             if rows_map.address != rows:
                 rows_map.move(rows)
-            _PRODUCT.pack_into(launcher.buffer, _PRODUCT_AT, *addresses_and_stream[:-1])
+            _PRODUCT.pack_into(launcher.buffer, addresses_at, *addresses_and_stream[:-1])
             launcher.start(addresses_and_stream[-1])
 
-        return launch
+        return launcher, launch
 
     def gradient_of_weights(
         self, tiles: MoeHopperBackward, *, second: bool, accumulates: bool

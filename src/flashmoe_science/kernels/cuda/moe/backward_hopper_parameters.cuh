@@ -9,6 +9,10 @@ namespace moe {
 struct Parameters {
     ptx::TensorMap weights;  // boxes of 64 columns and 64 inner rows
     ptx::TensorMap rows;     // GATHER: what the forward pass kept, else the sorted rows; in boxes of 64 columns and STEP rows
+#if GATHER
+    ptx::TensorMap gradient;        // `output` as (columns, parts, slots, 1), in boxes of 64 columns and 32 rows
+    ptx::TensorMap activated_rows;  // `activated` as (columns, 1, slots, 1), in such boxes
+#endif
     const char* tokens;      // GATHER: the rows that slots stand for, `top_k` slots each
     const float* topk_weights;  // GATHER: by slot
     uint16* output;     // GATHER: gradient of what was kept, (slots, kept columns), sorted; else (slots, columns) by slot
