@@ -19,7 +19,7 @@ from lab_varlen_cases import CASE, VARIANTS, nothing, seen_by_nodes
 
 
 def test_flash_attention_3_is_not_raced_on_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", _FlashAttention3)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace())
     peer = next(each for each in ALL if each.name == "flash_attn_3")
     with pytest.raises(UnsupportedCaseError, match="takes no trees"):
         peer.prepare(VARIANTS["stars"], random_inputs(VARIANTS["stars"], 0, 0, "cpu"))
@@ -103,29 +103,88 @@ def test_the_same_keys_in_16_bits_are_raced_where_the_cache_is_in_fp8() -> None:
         wide.prepare(CASE, random_inputs(CASE, 1, 0, "cpu"))
 
 
-class _FlashAttention3:
-    """What FlashAttention-3 is given for a cache in FP8."""
-
-    @staticmethod
-    def flash_attn_with_kvcache(query: torch.Tensor, **given: Any) -> tuple[torch.Tensor, None]:
-        assert {query.dtype, given["k_cache"].dtype, given["v_cache"].dtype} == {torch.float8_e4m3fn}
-        assert {given[f"{name}_descale"].shape for name in "qkv"} == {(5, 2)}
-        assert int(given["page_table"].min()) >= 0
-        return query.to(torch.bfloat16), None
+_NO_SOFTCAP = (
+    "mha_fwd, /src/hopper/flash_api_stable.cpp:1232, "
+    "This flash attention build does not support tanh softcapping."
+)
 
 
-def test_flash_attention_3_gets_queries_in_fp8_and_a_scale_for_each_sequence_and_head(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("said", "kind", "told"),
+    [
+        (
+            _NO_SOFTCAP,
+            UnsupportedCaseError,
+            "FlashAttention-3: This flash attention build does not support tanh softcapping",
+        ),
+        (
+            "This flash attention build does not support local attention.\nException raised from mha_fwd",
+            UnsupportedCaseError,
+            "FlashAttention-3: This flash attention build does not support local attention",
+        ),
+        ("CUDA error: an illegal memory access", RuntimeError, "CUDA error: an illegal memory access"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a soft cap", "a soft cap, prompts"])
+def test_what_a_build_of_flash_attention_3_lacks_is_not_supported_and_its_faults_are_faults(
+    name: str, said: str, kind: type[Exception], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", _FlashAttention3)  # type: ignore[arg-type]
-    peer = next(each for each in ALL if each.name == "flash_attn_3")
-    for name in ("fp8, one scale", "fp8, scales of heads"):
-        case = VARIANTS[name]
-        result = peer.prepare(case, random_inputs(case, 0, 0, "cpu"))()
-        assert result.dtype == torch.bfloat16
-    for name in ("fp8, scales of keys", "fp8, packed"):
-        with pytest.raises(UnsupportedCaseError):
-            peer.prepare(VARIANTS[name], random_inputs(VARIANTS[name], 0, 0, "cpu"))
+    def refuse(*tensors: object, **options: object) -> None:
+        raise RuntimeError(said)
+
+    functions = {"flash_attn_varlen_func": refuse, "flash_attn_with_kvcache": refuse}
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace(**functions))
+    with pytest.raises(kind) as refused:
+        implementations._prepare_flash_attn_3(VARIANTS[name], random_inputs(VARIANTS[name], 0, 0, "cpu"))
+    assert type(refused.value) is kind
+    assert str(refused.value) == told
+
+
+@pytest.mark.parametrize(
+    "name", ["fp8, one scale", "fp8, scales of heads", "fp8, scales of keys", "fp8, packed"]
+)
+def test_flash_attention_3_is_not_asked_for_fp8(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace())
+    with pytest.raises(UnsupportedCaseError, match="rounds queries and weights to FP8, too"):
+        implementations._prepare_flash_attn_3(VARIANTS[name], random_inputs(VARIANTS[name], 0, 0, "cpu"))
+
+
+@pytest.mark.parametrize("numbers", [{}, {"queries": 0}, {"queries": 0, "page_size": 0}])
+def test_flashinfer_gets_a_scale_for_all_keys_and_one_for_all_values(
+    numbers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = replace(VARIANTS["fp8, one scale"], **numbers)
+    inputs = random_inputs(case, 0, 0, "cpu")
+    assert inputs.key_scale is not None
+    assert inputs.value_scale is not None
+    inputs = replace(inputs, key_scale=inputs.key_scale * 3, value_scale=inputs.value_scale / 2)
+
+    class Widening(_FlashInferWrapper):
+        def run(self, query: torch.Tensor, *caches: Any, k_scale: float = 1, v_scale: float = 1) -> Any:
+            key, value = caches if case.page_size == 0 else caches[0]
+            assert {type(k_scale), type(v_scale)} == {float}, "a tensor would be read in each call"
+            assert (self.planned["q_data_type"], self.planned["kv_data_type"]) == (query.dtype, key.dtype)
+            wide = {"key": key.double() * k_scale, "value": value.double() * v_scale}
+            unscaled = replace(inputs, query=query, key_scale=None, value_scale=None, **wide)
+            return varlen_float64(case, unscaled, nothing)
+
+    wrappers = (
+        "BatchPrefillWithRaggedKVCache",
+        "BatchPrefillWithPagedKVCache",
+        "BatchDecodeWithPagedKVCache",
+    )
+    module = SimpleNamespace(**{f"{name}Wrapper": Widening for name in wrappers})
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    monkeypatch.setattr(implementations, "_WORKSPACE_BYTES", 1)
+    result = implementations._prepare_flashinfer(case, inputs)()
+    assert torch.equal(result, varlen_float64(case, inputs, nothing))
+
+
+@pytest.mark.parametrize("name", ["fp8, scales of heads", "fp8, scales of keys", "fp8, packed"])
+def test_flashinfer_is_not_asked_for_more_scales(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace())
+    with pytest.raises(UnsupportedCaseError, match="one scale for a whole tensor"):
+        implementations._prepare_flashinfer(VARIANTS[name], random_inputs(VARIANTS[name], 0, 0, "cpu"))
 
 
 def test_peers_are_told_of_alibi_and_of_values_dims_or_say_that_they_are_not_asked(
@@ -139,11 +198,9 @@ def test_peers_are_told_of_alibi_and_of_values_dims_or_say_that_they_are_not_ask
         planned = implementations._prepare_flashinfer(case, random_inputs(case, 0, 0, "cpu"))()
         assert planned["head_dim_vo"] == case.value_dim  # type: ignore[call-overload]
         assert "q_len_per_req" not in planned, "its wrapper for decode steps has one head dim"
-    over_fp8 = replace(CASE, dtype="bf16", fp8_scales="all", value_dim=8)
     for prepare, case, why in (
         (implementations._prepare_flashinfer, VARIANTS["ALiBi"], "flashinfer takes no ALiBi slopes"),
         (implementations._prepare_flash_attn_3, VARIANTS["ALiBi"], "FlashAttention-3 takes no ALiBi slopes"),
-        (implementations._prepare_flash_attn_3, over_fp8, "values of their own head dim in 16 bits alone"),
     ):
         with pytest.raises(UnsupportedCaseError, match=why):
             prepare(case, random_inputs(case, 0, 0, "cpu"))
@@ -167,11 +224,10 @@ def test_peers_get_sinks_or_say_that_they_are_not_asked(monkeypatch: pytest.Monk
     implementations._prepare_flash_attn_3(capped, random_inputs(capped, 0, 0, "cpu"))()
     assert given["softcap"] == 2
     packed = replace(case, page_size=0)
-    over_fp8 = replace(case, fp8_scales="all")
     for prepare, unsupported in (
         (implementations._prepare_flash_attn_3, packed),
-        (implementations._prepare_flash_attn_3, over_fp8),
         (implementations._prepare_flashinfer, case),
+        (implementations._prepare_flashinfer, replace(case, fp8_scales="all")),
         (implementations.prepare_flex, packed),
     ):
         with pytest.raises(UnsupportedCaseError, match="sinks"):

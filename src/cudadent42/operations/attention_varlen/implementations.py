@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -163,10 +165,12 @@ def _prepare_flash_attn_3(case: VarlenCase, inputs: VarlenInputs) -> Call:
         raise UnsupportedCaseError("FlashAttention-3 takes no trees")
     if case.alibi:
         raise UnsupportedCaseError("FlashAttention-3 takes no ALiBi slopes")
-    if case.sinks and (case.fp8_scales or inputs.block_table is None):
-        raise UnsupportedCaseError("FlashAttention-3 is asked for sinks over pages in 16 bits alone")
     if case.fp8_scales:
-        return _prepare_flash_attn_3_fp8(module, case, inputs)
+        raise UnsupportedCaseError(
+            "FlashAttention-3 rounds queries and weights to FP8, too, which is beyond the bounds for 16-bit queries"
+        )
+    if case.sinks and inputs.block_table is None:
+        raise UnsupportedCaseError("FlashAttention-3 is asked for sinks over pages alone")
     common: dict[str, Any] = {
         "max_seqlen_q": max(case.seqlens_q),
         "cu_seqlens_q": inputs.cu_seqlens_q,
@@ -199,50 +203,21 @@ def _prepare_flash_attn_3(case: VarlenCase, inputs: VarlenInputs) -> Call:
         output: Tensor = result[0] if isinstance(result, tuple) else result
         return output
 
+    _require_support(function)
     return call
 
 
-def _prepare_flash_attn_3_fp8(module: Any, case: VarlenCase, inputs: VarlenInputs) -> Call:
-    """It takes queries in FP8 alone, so its call begins with making them so: its error is that of quantised queries."""
-    import torch
-
-    if inputs.block_table is None:
-        raise UnsupportedCaseError("FlashAttention-3 is asked for FP8 in pages alone")
-    if case.fp8_scales == "key":
-        raise UnsupportedCaseError("FlashAttention-3 has no scale for each key")
-    if case.softcap:
-        raise UnsupportedCaseError("FlashAttention-3 is asked for a soft cap over 16 bits alone")
-    if case.value_dim:
-        raise UnsupportedCaseError(
-            "FlashAttention-3 is asked for values of their own head dim in 16 bits alone"
-        )
-    each = case.batch, case.num_kv_heads
-    query, key, value = inputs.tensors
-    one = torch.ones((), dtype=torch.float32, device=query.device)
-    scales = {
-        f"{name}_descale": scale.expand(each)
-        for name, scale in (("q", one), ("k", inputs.key_scale), ("v", inputs.value_scale))
-        if scale is not None
-    }
-    function = partial(
-        module.flash_attn_with_kvcache,
-        k_cache=key,
-        v_cache=value,
-        cache_seqlens=inputs.seqused_k,
-        page_table=inputs.block_table.clamp(min=0),
-        max_seqlen_q=max(case.seqlens_q),
-        cu_seqlens_q=inputs.cu_seqlens_q,
-        causal=case.causal,
-        window_size=case.sides,
-        **scales,
-    )
-
-    def call() -> Tensor:
-        result = function(query.to(key.dtype))
-        output: Tensor = result[0] if isinstance(result, tuple) else result
-        return output
-
-    return call
+def _require_support(function: Callable[[], object]) -> None:
+    """Builds of FlashAttention-3 leave parts out, such as soft caps, and say so when they are called for them."""
+    try:
+        function()
+    except RuntimeError as error:
+        refusal = next((line for line in str(error).splitlines() if "does not support" in line), None)
+        if refusal is None:
+            raise
+        # The function and the line of C++ that refuse stand before the sentence.
+        sentence = re.sub(r".*\.\w+:\d+,", "", refusal).strip().rstrip(".")
+        raise UnsupportedCaseError(f"FlashAttention-3: {sentence[:200]}") from error
 
 
 _WORKSPACE_BYTES = 256 << 20
@@ -266,8 +241,10 @@ def _prepare_flashinfer(case: VarlenCase, inputs: VarlenInputs) -> Call:
     import torch
 
     flashinfer = importlib.import_module("flashinfer")
-    if case.fp8_scales or case.sinks:
-        raise UnsupportedCaseError("flashinfer is not asked for caches in FP8 and for sinks")
+    if case.sinks:
+        raise UnsupportedCaseError("flashinfer is not asked for sinks")
+    if case.fp8_scales not in ("", "all"):
+        raise UnsupportedCaseError("flashinfer takes one scale for a whole tensor")
     if case.alibi:
         raise UnsupportedCaseError("flashinfer takes no ALiBi slopes: it has its own")
     if not all(case.seqlens_k) or not all(case.seqlens_q):
@@ -286,11 +263,12 @@ def _prepare_flashinfer(case: VarlenCase, inputs: VarlenInputs) -> Call:
     if case.value_dim:  # of the wrappers for prompts alone
         options["head_dim_vo"] = case.value_dim
     heads = case.num_heads, case.num_kv_heads, case.head_dim
+    scales = _scales(inputs)
     if inputs.block_table is None:
         wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
         plan = partial(wrapper.plan, inputs.cu_seqlens_q, inputs.cu_seqlens_k, *heads, **options)
         plan()
-        return Planned(partial(wrapper.run, query, key, value), plan)
+        return Planned(partial(wrapper.run, query, key, value, **scales), plan)
     pages = (
         torch.tensor([0, *itertools.accumulate(case.pages)], dtype=torch.int32, device=query.device),
         inputs.block_table[inputs.block_table >= 0],
@@ -306,7 +284,13 @@ def _prepare_flashinfer(case: VarlenCase, inputs: VarlenInputs) -> Call:
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
         plan = partial(wrapper.plan, inputs.cu_seqlens_q, *pages, *heads, case.page_size, **options)
     plan()
-    return Planned(partial(wrapper.run, query, (key, value)), plan)
+    return Planned(partial(wrapper.run, query, (key, value), **scales), plan)
+
+
+def _scales(inputs: VarlenInputs) -> dict[str, float]:
+    """Of a cache in FP8. FlashInfer wants numbers, and to read them from the GPU in each call would wait for it."""
+    tensors = {"k_scale": inputs.key_scale, "v_scale": inputs.value_scale}
+    return {name: float(scale) for name, scale in tensors.items() if scale is not None}
 
 
 def _is_decode_step(case: VarlenCase) -> bool:
