@@ -94,9 +94,30 @@ __device__ __forceinline__ void differentiate(const float* gradient, const float
     }
 }
 
+// Rows of a tile that fill no box, if there are such: a box of them would reach into the next expert's rows.
+__device__ __forceinline__ void store_rest(const Parameters& p, const Shared& shared, int stage, const Tile& tile, int column,
+                                           uint32 boxes) {
+    const int rest = tile.count / ROWS * ROWS;
+    if (rest >= tile.count) return;
+    const auto store = [&](uint32 lines, uint16* to, int columns) {
+        store_lines<ROWS>(lines, [&](int line, const Own& own) {
+            const int own_column = column + own.column;
+            const int64 at = static_cast<int64>(tile.first + rest + line + own.line) * columns + own_column;
+            return rest + line + own.line < tile.count && own_column < p.columns ? to + at : nullptr;
+        });
+    };
+    constexpr int PARTS = kGated ? 2 : 1;
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+        const uint32 kept = part == 0 ? shared.weights(stage) : shared.tokens(stage);
+        store(kept + rest * ROW_BYTES, p.output + part * p.columns, PARTS * p.columns);
+    }
+    store(boxes + rest / ROWS % 2 * BOX_BYTES, p.activated, p.columns);
+}
+
 // What becomes of a panel of 64 columns of the gradient d = w2^T g: with what was kept of them, the gradient of that, in its
 // place in shared memory, and the activated rows again, both times the slot's weight s; and of <d, act(z)>, which is the
-// gradient of s, this panel's part. Results leave in boxes; where a box would reach into the next expert's rows, in lines.
+// gradient of s, this panel's part. A thread sends boxes of 32 rows on their way to memory.
 //
 // `weights`: of the tile's slots, 32 a register, by lane.
 template <int N>
@@ -156,23 +177,7 @@ __device__ __forceinline__ void store_panel(const Parameters& p, const Shared& s
             ptx::bulk_commit();
         }
     }
-    const int rest = tile.count / ROWS * ROWS;
-    if (rest < tile.count) {
-        const auto leave = [&](uint32 lines, uint16* to, int columns) {
-            store_lines<ROWS>(lines, [&](int line, const Own& own) {
-                const int own_column = column + own.column;
-                const int64 at = static_cast<int64>(tile.first + rest + line + own.line) * columns + own_column;
-                return rest + line + own.line < tile.count && own_column < p.columns ? to + at : nullptr;
-            });
-        };
-        constexpr int PARTS = kGated ? 2 : 1;
-#pragma unroll
-        for (int part = 0; part < PARTS; ++part) {
-            const uint32 kept = part == 0 ? shared.weights(stage) : shared.tokens(stage);
-            leave(kept + rest * ROW_BYTES, p.output + part * p.columns, PARTS * p.columns);
-        }
-        leave(boxes + rest / ROWS % 2 * BOX_BYTES, p.activated, p.columns);
-    }
+    store_rest(p, shared, stage, tile, column, boxes);
     if (leads()) ptx::bulk_wait_read();
     ptx::fence_async_shared();  // TMA writes there next
 }
