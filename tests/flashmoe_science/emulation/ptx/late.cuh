@@ -16,15 +16,23 @@ inline void copy_sooner_or_later(const Late& late) {
   if (!COPIES_LATE || draw() % 2) return late.copy(late.with);
   Fibers::beside = copy_late, late_copies.push_back(late);
 }
-// Of a thread, from shared memory to global. COPIES_LATE: 1 does them when the thread waits for them, and never if it does not.
-struct LateStore { Block* block; uint32 thread; void (*copy)(const uint64*); uint64 with[9]; };
+// Of a thread, from shared memory to global. COPIES_LATE: 1 reads what is stored when the thread waits for that, others having gone on before, and
+// writes it when it waits for all; never if it does not. `write` gets what was read and `with`.
+struct LateStore { Block* block; uint32 thread; uint32 from, size; void (*write)(const char*, const uint64*); uint64 with[9]; std::vector<char> bytes; };
 inline std::vector<LateStore> late_stores;
-inline void store_later(const LateStore& store) {
-  if (COPIES_LATE) late_stores.push_back(store); else store.copy(store.with);
+inline void store_later(LateStore store) {
+  if (COPIES_LATE) late_stores.push_back(std::move(store)); else store.write(store.block->arena.data() + store.from, store.with);
 }
-inline void finish_stores(Block* block, uint32 thread) {
+inline bool is_own(const LateStore& store) { return store.block == block_ && store.thread == threadIdx.x; }
+inline void read_stores() {
+  if (COPIES_LATE) for (int turn = 0; turn < 20; turn++) Fibers::yield();
+  for (LateStore& store : late_stores) if (is_own(store) && store.bytes.empty()) {
+    const char* from = store.block->arena.data() + store.from; store.bytes.assign(from, from + store.size);
+  }
+}
+inline void write_stores() {
   for (size_t i = 0; i < late_stores.size();) {
-    if (late_stores[i].block != block || late_stores[i].thread != thread) { i++; continue; }
-    const LateStore store = late_stores[i]; late_stores.erase(late_stores.begin() + i); store.copy(store.with);
+    if (!is_own(late_stores[i])) { i++; continue; }
+    const LateStore store = std::move(late_stores[i]); late_stores.erase(late_stores.begin() + i); store.write(store.bytes.data(), store.with);
   }
 }

@@ -24,19 +24,20 @@ template <class... At> void tma_load(const TensorMap& map, uint32 to, uint32 bar
   copy_sooner_or_later({block_, copy_box, {(uint64)&map, to, barrier, (uint64)(long long)at...}});
 }
 inline void tma_load(const TensorMap& map, uint32 to, uint32 barrier, uint64, int x, int y, int z, int w) { tma_load(map, to, barrier, x, y, z, w); }
-// `with`: the map, where from, and where the box begins.
-inline void store_box(const uint64* with) {
-  const uint64* m = ((const TensorMap*)with[0])->opaque; const uint32 from = with[1]; const uint64* at = with + 2;
+// `with`: the map and where the box begins.
+inline void store_box(const char* bytes, const uint64* with) {
+  const uint64* m = ((const TensorMap*)with[0])->opaque; const uint64* at = with + 1;
   uint64 total = 1; for (int d=0; d<4; d++) total *= m[11+d];
   for (uint64 i=0; i<total; i++) {
     uint64 rest = i; char* to = (char*)m[0]; bool inside = true;
     for (int d=0; d<4; d++) { const long long a = (long long)at[d] + (long long)(rest % m[11+d]); rest /= m[11+d]; inside &= a >= 0 && a < (long long)m[2+d]; to += a * (d == 0 ? 2 : (long long)m[6+d]); }
-    uint32 place = from + 2*i; place ^= (place >> 7 & 7) << 4;
-    if (inside) memcpy(to, block_->arena.data()+place, 2);
+    uint32 place = 2*i; place ^= (place >> 7 & 7) << 4;
+    if (inside) memcpy(to, bytes + place, 2);
   }
 }
 inline void tma_store(const TensorMap& map, uint32 from, int x, int y, int z, int w) {
-  if (map.opaque[1] != 4 || from % 1024 || map.opaque[11] != 64) abort();
-  store_later({block_, threadIdx.x, store_box, {(uint64)&map, from, (uint64)(long long)x, (uint64)(long long)y, (uint64)(long long)z, (uint64)(long long)w}});
+  const uint64* m = map.opaque; if (m[1] != 4 || from % 1024 || m[11] != 64) abort();
+  uint64 total = 1; for (int d=0; d<4; d++) total *= m[11+d];
+  store_later({block_, threadIdx.x, from, (uint32)(2*total), store_box, {(uint64)&map, (uint64)(long long)x, (uint64)(long long)y, (uint64)(long long)z, (uint64)(long long)w}, {}});
 }
 }
