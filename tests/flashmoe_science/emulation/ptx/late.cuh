@@ -24,9 +24,13 @@ inline void store_later(LateStore store) {
   if (COPIES_LATE) late_stores.push_back(std::move(store)); else store.write(store.block->arena.data() + store.from, store.with);
 }
 inline bool is_own(const LateStore& store) { return store.block == block_ && store.thread == threadIdx.x; }
+inline bool is_unread(const LateStore& store) { return is_own(store) && store.bytes.empty(); }
 inline void read_stores() {
-  if (COPIES_LATE) for (int turn = 0; turn < 20; turn++) Fibers::yield();
-  for (LateStore& store : late_stores) if (is_own(store) && store.bytes.empty()) {
+  for (int turn = 0; turn < 100 && std::any_of(late_stores.begin(), late_stores.end(), is_unread); turn++) {
+    Fibers::yield();
+    if (turn % 8 == 0) copy_late();
+  }
+  for (LateStore& store : late_stores) if (is_unread(store)) {
     const char* from = store.block->arena.data() + store.from; store.bytes.assign(from, from + store.size);
   }
 }

@@ -274,6 +274,19 @@ def test_tiles_of_other_sizes_have_the_same_bits(hidden: int, intermediate: int)
         assert torch.equal(gradient, expected)
 
 
+@NEEDS_COMPILER
+@pytest.mark.usefixtures("emulated_launches")
+def test_gradients_of_experts_whose_rows_fill_boxes() -> None:
+    """So that the last box of a panel is still on its way when the panel's place may be filled again, and two panels of
+    a consumer, of an odd number of boxes, follow each other.
+    """
+    ids = torch.tensor([[0], [1]] * 96, dtype=torch.int32)
+    emulated, grad_output = emulate(192, 80, 272, 2, 1, ids=ids)
+    problem = MoeBackwardProblem(emulated.problem, ALL, kept=True)
+    gradients = emulated.backward(grad_output, problem)[:4]
+    assert_gradients_as_exact_as_torch(gradients, emulated.moe, grad_output, Activation.SILU)
+
+
 PAIR = MoeHopperConfiguration(tokens=64, step=32, stages=4, cluster=2)
 PAIRS = replace(NARROW, second=PAIR)
 
