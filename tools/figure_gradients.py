@@ -13,15 +13,18 @@ from figure_readers import finished, ratios_by_case
 
 from cudadent42.base.errors import UsageError
 
+CANDIDATE = "cudadent42"
 RANDOM = ("random", "after timing")
 """Kinds of inputs of standard normal values; the others are hard on purpose."""
 
 # ---------------------------------------------------------------- errors against float64
 
 
-def errors_over_torch(dtype: str = "", *, files: str = "verify.json") -> Callable[[Path], tuple[float, ...]]:
+def errors_over_torch(
+    dtype: str = "", *, files: str = "verify.json", variants: bool = True
+) -> Callable[[Path], tuple[float, ...]]:
     """Worst element, worst row and RMS of the candidate's errors over PyTorch's own on the same random input: the most
-    over the cells of a dtype, of the verifications in ``files``.
+    over the cells of a dtype, of the verifications in ``files``, with or without the candidate's variants.
     """
 
     def read(folder: Path) -> tuple[float, ...]:
@@ -33,7 +36,7 @@ def errors_over_torch(dtype: str = "", *, files: str = "verify.json") -> Callabl
         judged = [
             (check["error"], check["reference_error"])
             for check in checks
-            if check["implementation"].startswith("cudadent42")
+            if _is_candidate(check["implementation"], variants)
             and check["input"] in RANDOM
             and check["case"].endswith(dtype)
         ]
@@ -42,6 +45,10 @@ def errors_over_torch(dtype: str = "", *, files: str = "verify.json") -> Callabl
         return tuple(max(_ratio(*pair, norm) for pair in judged) for norm in ("max", "worst_row", "rms"))
 
     return read
+
+
+def _is_candidate(implementation: str, variants: bool) -> bool:
+    return implementation.startswith(CANDIDATE) if variants else implementation == CANDIDATE
 
 
 def _ratio(ours: dict[str, float] | None, torchs: dict[str, float] | None, norm: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from figure_bounds import Bound, Row, mean, ratio, share, thousandths, unit
+from figure_gradients import errors_over_torch
 from figure_readers import fields
 from figure_serving import (
     from_batch,
@@ -31,6 +32,7 @@ ALONE = "h200-serving-split"
 AGAIN = "h200-serving-split-again"
 SMALL_PAGES = "h200-serving-small-pages"
 """Some of these with later kernels."""
+FP8_SUITE = "h200-lab-decode-fp8"
 
 SERVING: tuple[Row, ...] = (
     Row(
@@ -165,6 +167,13 @@ SERVING: tuple[Row, ...] = (
             from_batch("fp8", 8, "16 bits", "fp8"),
             from_batch("fp8", 8, "fa3, making them so", "fp8"),
         ),
+    ),
+    Row(
+        "error of decode over caches in FP8 against float64 over the same elements, as a share of PyTorch's own in 16 "
+        "bits; random inputs, the most of the 15 cases of the suite `decode-fp8`",
+        FP8_SUITE,
+        tuple(Bound(norm, 1.1, ratio) for norm in ("worst element", "worst row", "RMS")),
+        errors_over_torch(variants=False),
     ),
     Row(
         "host time of a layer's call, eager, made in Python and by the function of C: the middle of three processes, "

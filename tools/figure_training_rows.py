@@ -33,7 +33,7 @@ def steps_of_layers(folder: Path) -> tuple[float, ...]:
 TRAINING: tuple[Row, ...] = (
     Row(
         "training steps of four layers, forward and backward pass, against the faster of `grouped_mm` eager and "
-        "compiled; before the backward pass wrote whole lines",
+        "compiled",
         STEPS,
         (mean(1.35), *(Bound(layer, 1.2, ratio, at_least=True) for layer in LAYERS)),
         steps_of_layers,

@@ -141,9 +141,7 @@ def _product_kernel(
 
 def first_kernel(tiles: MoeHopperBackward, activation: Activation, dtype: torch.dtype) -> CudaKernel:
     """Gradient of what the activation is applied to, activated rows, and parts of the routing weights' gradient."""
-    return _product_kernel(
-        tiles.first, activation, dtype, gather=True, shared_bytes=tiles.first_shared_bytes
-    )
+    return _product_kernel(tiles.first, activation, dtype, gather=True, shared_bytes=tiles.first_shared_bytes)
 
 
 def second_kernel(tiles: MoeHopperBackward, gated: bool, dtype: torch.dtype) -> CudaKernel:
