@@ -52,6 +52,13 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         Row("the same shapes in fp32", "cpu-fp32", (mean(2.2), least(1.6)), mean_and_least(12)),
         Row(
+            "the suite's 24 cells on a Xeon with AVX-512 and without AMX, whose PyTorch has AVX-512, too",
+            "cpu-xeon-avx512",
+            (mean(4.0), least(2.0)),
+            mean_and_least(24),
+        ),
+        Row("there in fp32", "cpu-xeon-avx512-fp32", (mean(2.2), least(1.6)), mean_and_least(12)),
+        Row(
             "the suite's 24 cells with both sides held to AVX2",
             "cpu-avx2",
             (mean(2.6), least(1.3)),
