@@ -25,7 +25,7 @@ class MoeHopperBackward:
 
     first: MoeHopperConfiguration
     """Of the gradient of what the activation is applied to: leaves registers for what is made of it. Its `step` and
-    `tokens` are multiples of 32."""
+    `tokens` are multiples of 32, its step at most 64."""
     second: MoeHopperConfiguration
     """Of the gradient of the input."""
     weights: MoeHopperConfiguration

@@ -40,6 +40,7 @@ __device__ __forceinline__ uint32 matrix_row(uint32 first, uint32 second, uint32
 constexpr int AT_ONCE = 2;  // eights of tokens: what is made of them, independently, hides latencies
 constexpr int ROWS = 32;    // of a box in which results leave
 static_assert(STEP % ROWS == 0 && TOKENS % ROWS == 0, "a tile's tokens are whole groups");
+static_assert(STEP <= 2 * ROWS, "a second group behind a tile's last row would take the box in which its rest waits");
 
 // Where activated rows wait until they have left, behind all else: two boxes a consumer, which take turns.
 constexpr uint32 BOX_BYTES = ROWS * ROW_BYTES;
