@@ -19,6 +19,7 @@ from figure_readers import loaded  # noqa: E402 (this file may be run, or loaded
 from figure_rows import TABLES, Row  # noqa: E402
 
 from cudadent42.base.errors import LabError, UsageError  # noqa: E402
+from cudadent42.runs.run_folder import RunStatus  # noqa: E402
 
 PAGE = ROOT / "docs" / "figures.md"
 RESULTS = ROOT / "benchmarks" / "results"
@@ -44,10 +45,14 @@ def doubt(row: Row, folder: Path) -> str:
 
 def claim(folder: Path) -> str:
     """What the run's own report says of its figure; nothing where it is no run, or one that did not ask."""
-    if not all((folder / name).is_file() for name in ("manifest.json", "results.json")):
+    if not (folder / "manifest.json").is_file():
         return ""
     results = loaded(folder).results
-    refused = results is not None and bool(results.claim_reason) and not results.claim_allowed
+    if results is None:
+        return (
+            ", a run that was interrupted" if loaded(folder).manifest.status is RunStatus.INTERRUPTED else ""
+        )
+    refused = bool(results.claim_reason) and not results.claim_allowed
     return ", whose audit allows no claim" if refused else ""
 
 

@@ -45,6 +45,7 @@ public:
     // What is done beside the threads, as TMA's copies are, when all of them wait: does one thing of those that are to be done;
     // false if there is none.
     static inline bool (*beside)() = nullptr;
+    static inline void (*at_end)() = nullptr;
 
     // Calls `resume(i)` whenever thread i goes on, `body(i)` once for each. Fibers that have run leave their stacks to the
     // next ones. Where all wait for each other, that is the end.
@@ -70,6 +71,7 @@ public:
             if (!any && !(beside && beside())) abort();
         }
         while (beside && beside()) continue;
+        if (at_end) at_end();
     }
     // Lets the others go on.
     [[gnu::noinline]] static void yield() {

@@ -17,10 +17,11 @@ inline void copy_sooner_or_later(const Late& late) {
   Fibers::beside = copy_late, late_copies.push_back(late);
 }
 // Of a thread, from shared memory to global. COPIES_LATE: 1 reads what is stored when the thread waits for that, others having gone on before, and
-// writes it when it waits for all; never if it does not. `write` gets what was read and `with`.
+// writes it when it waits for all; a thread that does not is an error. Boxes alone: ptx/bulk.cuh does others at once. `write` gets what was read and `with`.
 struct LateStore { Block* block; uint32 thread; uint32 from, size; void (*write)(const char*, const uint64*); uint64 with[9]; std::vector<char> bytes; };
 inline std::vector<LateStore> late_stores;
 inline void store_later(LateStore store) {
+  Fibers::at_end = [] { if (!late_stores.empty()) abort(); };
   if (COPIES_LATE) late_stores.push_back(std::move(store)); else store.write(store.block->arena.data() + store.from, store.with);
 }
 inline bool is_own(const LateStore& store) { return store.block == block_ && store.thread == threadIdx.x; }

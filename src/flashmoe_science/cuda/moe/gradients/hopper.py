@@ -180,6 +180,12 @@ def check(problem: MoeBackwardProblem, configuration: Any) -> None:
         )
     if configuration.first.cluster != 1 or configuration.weights.cluster != 1:
         raise InputError("pairs of blocks are for the second product of the backward pass alone")
+    first, rows = configuration.first, configs.BOX_ROWS
+    if first.tokens % rows or first.step % rows or first.step > 2 * rows:
+        raise InputError(
+            f"the first product of the backward pass takes tokens and a step that are multiples of {rows}, and a step "
+            f"of at most {2 * rows}, not {first.tokens} and {first.step}"
+        )
     hopper.check(problem.forward, hopper.configuration(problem.forward))
     reason = _refusal(problem)
     if reason is not None:

@@ -91,6 +91,10 @@ def test_what_it_refuses() -> None:
         pairs = replace(getattr(configs.WIDE, product), cluster=2)
         with pytest.raises(InputError, match="for the second product of the backward pass alone"):
             hopper.check(BACKWARD, replace(configs.WIDE, **{product: pairs}))
+    for tokens, step in ((144, 48), (96, 96), (80, 16)):
+        first = replace(configs.WIDE.first, tokens=tokens, step=step)
+        with pytest.raises(InputError, match=f"at most 64, not {tokens} and {step}"):
+            hopper.check(BACKWARD, replace(configs.WIDE, first=first))
     huge = replace(PROBLEM, experts=30000, hidden=1 << 20, intermediate=1 << 18)
     assert hopper.choose(replace(BACKWARD, forward=huge), H200) is None
 
@@ -276,15 +280,21 @@ def test_tiles_of_other_sizes_have_the_same_bits(hidden: int, intermediate: int)
 
 @NEEDS_COMPILER
 @pytest.mark.usefixtures("emulated_launches")
-def test_gradients_of_experts_whose_rows_fill_boxes() -> None:
-    """So that the last box of a panel is still on its way when the panel's place may be filled again, and two panels of
-    a consumer, of an odd number of boxes, follow each other.
+@pytest.mark.parametrize(
+    ("rows", "activation", "dtype"),
+    [(96, Activation.SILU, torch.bfloat16), (70, Activation.RELU2_NO_MUL, torch.float16)],
+)
+def test_gradients_of_experts_whose_rows_leave_in_boxes(
+    rows: int, activation: Activation, dtype: torch.dtype
+) -> None:
+    """An odd number of boxes, so that the last of a panel is still on its way when the panel's place may be filled
+    again and the consumer's next panel begins; and two with a rest behind them.
     """
-    ids = torch.tensor([[0], [1]] * 96, dtype=torch.int32)
-    emulated, grad_output = emulate(192, 80, 272, 2, 1, ids=ids)
+    ids = torch.tensor([[0], [1]] * rows, dtype=torch.int32)
+    emulated, grad_output = emulate(2 * rows, 80, 272, 2, 1, dtype=dtype, activation=activation, ids=ids)
     problem = MoeBackwardProblem(emulated.problem, ALL, kept=True)
     gradients = emulated.backward(grad_output, problem)[:4]
-    assert_gradients_as_exact_as_torch(gradients, emulated.moe, grad_output, Activation.SILU)
+    assert_gradients_as_exact_as_torch(gradients, emulated.moe, grad_output, activation)
 
 
 PAIR = MoeHopperConfiguration(tokens=64, step=32, stages=4, cluster=2)
