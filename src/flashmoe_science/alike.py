@@ -39,7 +39,8 @@ def matcher(*tensors: torch.Tensor, under_no_grad: bool = False) -> Matches:
     check = dense_matcher(*tensors, under_no_grad=under_no_grad)
     if check is never:
         return never
-    return _of_three(check) if len(tensors) == 3 else _without_nested(check)
+    unrolled = {3: _of_three, 6: _of_six}.get(len(tensors), _without_nested)
+    return unrolled(check)
 
 
 def dense_matcher(*tensors: torch.Tensor, under_no_grad: bool = False) -> Matches:
@@ -83,6 +84,34 @@ def _of_three(check: Matches) -> Matches:
         except AttributeError:  # no tensor
             return False
         return check(query, key, value)
+
+    return like
+
+
+def _of_six(check: Matches) -> Matches:
+    """The same for a backward pass."""
+
+    def like(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        lse: torch.Tensor,
+        gradient: torch.Tensor,
+    ) -> bool:
+        try:
+            if (
+                query.is_nested
+                or key.is_nested
+                or value.is_nested
+                or output.is_nested
+                or lse.is_nested
+                or gradient.is_nested
+            ):
+                return False
+        except AttributeError:  # no tensor
+            return False
+        return check(query, key, value, output, lse, gradient)
 
     return like
 

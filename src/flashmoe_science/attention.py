@@ -7,10 +7,10 @@ from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science import autocast
 from flashmoe_science.arguments import check_arguments, check_causal, check_flag
-from flashmoe_science.autograd import differentiable_attention
+from flashmoe_science.autograd import differentiable_attention, record_again
 from flashmoe_science.cpu import attention as cpu
 from flashmoe_science.cuda import attention as cuda
-from flashmoe_science.cuda.attention.forward import calls
+from flashmoe_science.cuda.attention.forward import calls, repeated
 from flashmoe_science.direct import are_direct, has_own_layout
 from flashmoe_science.errors import BuildError, DeviceError
 from flashmoe_science.gradients import Backend
@@ -22,6 +22,7 @@ from flashmoe_science.varlen.dense import attend as attend_with_options
 
 _Tensor = torch.Tensor
 _autocast_is_on = autocast.is_on
+_records = torch.is_grad_enabled
 
 
 def flash_attention(
@@ -58,6 +59,10 @@ def flash_attention(
     Returns:
         The output, like query in shape, dtype and order of strides; with `return_lse` also the natural
         log-sum-exp, float32, (batch, heads, seqlen_q). A row that sees no key gives zeros and minus infinity.
+
+    A key, value or row that is not finite and that a row does not see has no effect on that row's output. On Hopper
+    GPUs it may still make gradients NaN where both lie in one tile at the diagonal: zero such padding, or set
+    FLASHMOE_CUDA_BACKWARD=portable.
 
     Raises:
         InputError: arguments that do not fit together or that have no memory; a second derivative, one in forward mode.
@@ -112,6 +117,16 @@ def flash_attention(
             ):
                 output, lse = call(query, key, value)
                 return output if lse is None else (output, lse)
+            if (
+                _records()
+                and (return_lse is False or return_lse is True)
+                and forward_levels._current_level < 0
+                and not dispatch_modes()
+                and (again := repeated(query, key, value, causal, softmax_scale)) is not None
+            ):
+                recorded: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+                recorded = record_again(cuda, again, query, key, value, causal, softmax_scale, return_lse)
+                return recorded
             backend = cuda
         else:
             if forward_levels._current_level < 0 and not dispatch_modes():

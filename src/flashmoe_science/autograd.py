@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,13 +33,37 @@ def differentiable_attention(
         return_lse: if False, None takes the log-sum-exp's place: as no result, autograd keeps it in less time.
         of_forward: what else the backend's forward pass takes.
     """
-    options = backend, causal, softmax_scale, return_lse, of_forward
+
+    def forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[Any, ...]:
+        return backend.forward(
+            query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=True, **of_forward
+        )
+
+    options = forward, backend, causal, softmax_scale, return_lse
     results: Any = _Attention.apply(query, key, value, options)  # type: ignore[no-untyped-call]
     output, lse = results if return_lse else (results, None)
     return output, lse
 
 
-_Options = tuple[Backend, bool, float | None, bool, dict[str, bool]]
+def record_again(
+    backend: Backend,
+    forward: OfThree,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    causal: bool,
+    softmax_scale: float | None,
+    return_lse: bool,
+) -> Any:
+    """`differentiable_attention` by a forward pass that is ready: it gives output and log-sum-exp of these tensors.
+
+    No transform of torch.func has wrapped them. Returns the output, with ``return_lse`` also the log-sum-exp.
+    """
+    return _apply(query, key, value, (forward, backend, causal, softmax_scale, return_lse))
+
+
+OfThree = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[Any, ...]]
+_Options = tuple[OfThree, Backend, bool, float | None, bool]
 _ALL = Needs(True, True, True)
 _EACH_TENSOR = (*_ALL, False)
 
@@ -52,17 +77,14 @@ class _Attention(torch.autograd.Function):
         value: torch.Tensor,
         options: _Options,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]:
-        backend, causal, softmax_scale, return_lse, of_forward = options
-        output, lse = backend.forward(
-            query, key, value, causal=causal, softmax_scale=softmax_scale, return_lse=True, **of_forward
-        )
+        output, lse = options[0](query, key, value)
         ctx.options = options
         # Detached: of a result that is kept, autograd makes a new tensor for each backward pass. Changes in place are
         # seen all the same.
         ctx.save_for_backward(query, key, value, output.detach(), lse)
         # Else each call whose log-sum-exp is not used would fill a tensor with zeros.
         ctx.set_materialize_grads(False)
-        return (output, lse) if return_lse else output
+        return (output, lse) if options[-1] else output
 
     @staticmethod
     def backward(
@@ -74,7 +96,7 @@ class _Attention(torch.autograd.Function):
         if grad_output is None:
             grad_output = output.new_zeros(()).expand(output.shape)
         tensors = (grad_output, query, key, value, output, lse, grad_lse)
-        backend, causal, softmax_scale, _, _ = ctx.options
+        _, backend, causal, softmax_scale, _ = ctx.options
         # Of a small call this frame is a part that shows: what is the same each time is not made anew.
         needed = ctx.needs_input_grad
         needs = _ALL if needed == _EACH_TENSOR else Needs(*needed[:3])
@@ -94,6 +116,10 @@ class _Attention(torch.autograd.Function):
             gradients = BACKWARD(*tensors, causal, softmax_scale, tuple(needs))  # one after the other
         of_query, of_key, of_value = gradients
         return of_query, of_key, of_value, None
+
+
+_apply: Callable[..., Any] = super(torch.autograd.Function, _Attention).apply
+"""What `Function.apply` calls after it has looked for a transform of torch.func and unwrapped what one left behind."""
 
 
 class _Gradients(torch.autograd.Function):

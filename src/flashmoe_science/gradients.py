@@ -78,7 +78,8 @@ class Backward(Protocol):
             output, lse: what the forward returned: output with its strides; lse natural, float32, contiguous
                 (batch, heads, seqlen_q).
             grad_lse: float32, (batch, heads, seqlen_q), any strides; None if lse is not differentiated.
-            needs: what is not needed is not computed.
+            needs: what is not needed is not returned. The CPU's kernels do not compute it; those for a GPU that make
+                several gradients in one pass compute it all the same, and do not write it.
 
         Returns:
             New tensors, like query, key and value in shape and dtype, with the strides of ``torch.empty_like`` where

@@ -21,7 +21,7 @@ from flashmoe_science.cuda.attention.gradients.select import BACKWARD
 from flashmoe_science.cuda.attention.problem import strides_of
 from flashmoe_science.cuda.choice import Choice
 from flashmoe_science.cuda.device import Device, device_of
-from flashmoe_science.gradients import Gradients, Needs
+from flashmoe_science.gradients import Gradients, Needs, with_contiguous_rows
 from problems import H200
 
 CPU, CUDA = "cpu", "cuda"
@@ -117,11 +117,13 @@ def use(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
         needs: Needs,
     ) -> Gradients:
         tensors = query, key, value, output
+        plain = with_contiguous_rows(*tensors)  # as the call makes them
         device = EMULATED_GPU if kernel.is_emulated else device_of(query.get_device())
         like = (
             grad_output if is_readable(grad_output) else torch.empty_like(output, device="meta").contiguous()
         )
-        problem = _problem(tensors, strides_of("grad_output", like), causal, softmax_scale, needs)
+        assert len(plain) == 4
+        problem = _problem(plain, strides_of("grad_output", like), causal, softmax_scale, needs)
         choice = choice_of(kernel, problem, device)
         if choice is None:
             pytest.skip(f"{kernel.kind} does not take this here")

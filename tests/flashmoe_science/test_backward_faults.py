@@ -256,6 +256,40 @@ def test_gradients_of_the_output_of_any_strides(kernel: Kernel, view: str) -> No
     assert_same(results, torch.autograd.grad(output, tensors, given.contiguous().clone()))
 
 
+@pytest.mark.parametrize("kernel", [ON_CPU, *ON_GPU, *EMULATED], indirect=True)
+def test_what_hooks_restore_may_have_other_strides(kernel: Kernel) -> None:
+    """Elements of rows that lie apart, and a log-sum-exp that is read by address."""
+
+    def by_columns(tensor: torch.Tensor) -> torch.Tensor:
+        dimensions = range(tensor.dim() - 1, -1, -1)
+        return tensor.permute(*dimensions).contiguous().permute(*dimensions)
+
+    tensors = leaves(kernel)
+    with torch.autograd.graph.saved_tensors_hooks(by_columns, lambda tensor: tensor):
+        turned = gradients(tensors)
+    assert all(map(torch.equal, turned, gradients(tensors)))
+
+
+LARGE, DOMINANT = "large logits", "dominant key"
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0**10, 2.0**-14], ids=["", "large gradients", "small gradients"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("hard", [LARGE, DOMINANT])
+@pytest.mark.parametrize("kernel", [*ON_GPU, *EMULATED], indirect=True)
+def test_peaked_softmaxes(kernel: Kernel, hard: str, dtype: torch.dtype, factor: float) -> None:
+    """Probabilities of 0 and of nearly 1, where dP - delta cancels, beside gradients at either end of the range."""
+    query, key, value = (each.detach().to(dtype) for each in leaves(kernel))
+    if hard == LARGE:
+        query = query * 16
+    else:
+        key[:, :, 7] *= 8
+    grad = incoming(query) * factor
+    case = backward_case(query, key, value, grad, causal=True)
+    tensors = tuple(each.requires_grad_() for each in (query, key, value))
+    assert_gradients(case, torch.autograd.grad(attend(*tensors), tensors, grad))
+
+
 @each_kernel
 def test_views_of_one_projection_of_query_key_and_value(kernel: Kernel) -> None:
     """As a fused projection gives them: neither contiguous nor alike in strides, and one leaf behind all."""
@@ -329,6 +363,29 @@ def test_a_forward_pass_on_another_stream(kernel: Kernel) -> None:
             results = torch.autograd.grad(output, tensors, incoming(output))
         stream.synchronize()
         assert all(map(torch.equal, results, expected))
+
+
+@on_gpus
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_a_captured_graph_of_both_passes(kernel: Kernel, causal: bool) -> None:
+    tensors = leaves(kernel, 250, 310)
+    expected = gradients(tensors, causal)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            gradients(tensors, causal)
+    torch.cuda.current_stream().wait_stream(side)
+    query, key, value = tensors
+    grad, graph = incoming(query), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = torch.autograd.grad(attend(query, key, value, causal=causal), tensors, grad)
+    for _ in range(2):
+        for each in captured:
+            each.fill_(math.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, captured, expected))
 
 
 @on_gpus

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 
 import torch
 
@@ -17,21 +18,25 @@ _SWIZZLE_128B = 3
 _L2_PROMOTION_256B = 3
 _L2_PROMOTION_NONE = 0
 _OUT_OF_BOUNDS_ZERO = 0
+_ADDRESS = struct.Struct("Q")
 
 
 class TensorMap:
     """The map of a tensor of 16-bit elements and 2 to 5 dimensions, written into a launch's argument buffer.
 
     Boxes have the 128-byte swizzle; what lies out of bounds reads as zero. Encoded at the first `move`, re-addressed at
-    later ones.
+    later ones: where the address's place in a map is known, by writing it there, which takes a tenth of asking the
+    driver. A layer's tensors are others than those of the layer before, so nearly every call moves each map.
     """
 
     __slots__ = (
+        "_address_at",
         "_at",
         "_box",
         "_dtype",
         "_encoded",
         "_keep",
+        "_offset",
         "_promotion",
         "_rank",
         "_sizes",
@@ -59,7 +64,9 @@ class TensorMap:
         """
         self.address = 0
         """Of the tensor that the map describes now; 0 before the first `move`."""
-        self._keep = buffer
+        self._keep, self._offset = buffer, offset
+        self._address_at = -1
+        """Where in the buffer an address may be written; negative: not known."""
         self._at = ctypes.c_void_p(ctypes.addressof(buffer) + offset)
         self._dtype = _TYPES[dtype]
         rank = len(sizes)
@@ -78,10 +85,15 @@ class TensorMap:
         Raises:
             InputError: the driver refuses the shape, strides or alignment.
         """
+        if self._address_at >= 0:
+            _ADDRESS.pack_into(self._keep, self._address_at, address)
+            self.address = address
+            return
         driver = library()
         if self._encoded:
             status = driver.cuTensorMapReplaceAddress(self._at, ctypes.c_void_p(address))
             check(driver, status, "cuTensorMapReplaceAddress")
+            self._find_address(address)
         else:
             ones = (ctypes.c_uint32 * self._rank)(*(1,) * self._rank)
             status = driver.cuTensorMapEncodeTiled(
@@ -105,6 +117,12 @@ class TensorMap:
                 )
             self._encoded = True
         self.address = address
+
+    def _find_address(self, address: int) -> None:
+        """Look for the one that the driver wrote, where maps have theirs."""
+        offset = address_offset()
+        if offset is not None and _ADDRESS.unpack_from(self._keep, self._offset + offset) == (address,):
+            self._address_at = self._offset + offset
 
 
 @functools.cache

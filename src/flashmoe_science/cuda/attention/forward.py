@@ -64,11 +64,11 @@ def _make_call(tensors: Tensors, options: Options, index: int) -> Call:
 
 calls = Calls(_check, _make_call, options=4, repeated=lambda options: options[-1] is None)
 """Options: causal, softmax_scale, return_lse and choice. `flash_attention` compares a call with the last one itself."""
-_recorded = Calls(
+recorded = Calls(
     _check, _make_call, options=4, repeated=lambda options: options[-1] is None, under_no_grad=True
 )
 """Those with a tensor that requires a gradient, as autograd makes them, with nothing recorded meanwhile. `forward`
-compares a call with the last one."""
+compares a call with the last one, and `repeated` a call that autograd is to record."""
 
 
 def forward(
@@ -106,7 +106,7 @@ def forward(
         of_kind = calls
         if query.requires_grad or key.requires_grad or value.requires_grad:
             reject_gradients(query, key, value)
-            of_kind = _recorded
+            of_kind = recorded
             _, *options, matches, call = of_kind.recent
             if options == [causal, softmax_scale, return_lse, choice] and matches(query, key, value):
                 output, lse = call(query, key, value)
@@ -143,6 +143,27 @@ def forward(
         return of_kind.first(signature, (query, key, value))
     of_kind.recent = ready.recent
     return ready.call(query, key, value)
+
+
+def repeated(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, softmax_scale: float | None
+) -> Call | None:
+    """Output and log-sum-exp of a call that autograd is to record, if it is like the last one of this thread that it
+    recorded; else None. What matches requires the same gradients and needs no other check than those for a tangent and
+    for a mode, as in `flash_attention`.
+    """
+    _, recent_causal, recent_scale, recent_lse, _, matches, call = recorded.recent
+    if (
+        causal is recent_causal
+        and recent_lse is True
+        and (
+            softmax_scale is recent_scale or (type(softmax_scale) is float and softmax_scale == recent_scale)
+        )
+        and matches(query, key, value)
+    ):
+        again: Call = call
+        return again
+    return None
 
 
 def explain(

@@ -7,6 +7,7 @@ import importlib
 import pytest
 import torch
 
+from flashmoe_science.alike import never
 from flashmoe_science.cuda.repeat import layout_of
 from flashmoe_science.errors import InputError
 
@@ -88,9 +89,9 @@ def test_a_call_that_autograd_records_is_recognised_like_any_other(monkeypatch: 
         return lambda query, key, value: (query.detach(), key.detach())
 
     monkeypatch.setattr(forward, "current_device", lambda: -1)
-    monkeypatch.setattr(forward._recorded, "_prepare", make_call)
-    monkeypatch.setattr(forward._recorded, "ready", lookups)
-    monkeypatch.setattr(forward._recorded, "recent", forward._recorded.recent)
+    monkeypatch.setattr(forward.recorded, "_prepare", make_call)
+    monkeypatch.setattr(forward.recorded, "ready", lookups)
+    monkeypatch.setattr(forward.recorded, "recent", forward.recorded.recent)
     before = forward.calls.recent
     q, k, v = tensors()
     q.requires_grad_()
@@ -108,3 +109,31 @@ def test_a_call_that_autograd_records_is_recognised_like_any_other(monkeypatch: 
     assert forward.calls.recent is before
     with pytest.raises(InputError, match="requires a gradient"):
         forward.forward(q, k, v, causal=False, return_lse=True)
+
+
+def test_a_call_that_autograd_is_to_record_is_like_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "current_device", lambda: -1)
+    monkeypatch.setattr(forward.recorded, "_prepare", lambda *given: lambda q, k, v: (q.detach(), k.detach()))
+    monkeypatch.setattr(forward.recorded, "ready", {})
+    monkeypatch.setattr(forward.recorded, "recent", forward.recorded.recent)
+    q, k, v = tensors()
+    q.requires_grad_()
+    assert forward.repeated(q, k, v, False, None) is None
+    with torch.no_grad():
+        for _ in range(2):
+            forward.forward(q, k, v, softmax_scale=0.5, return_lse=True)
+    if forward.recorded.recent[-2] is never:
+        pytest.skip("this torch has no TensorGuards, or others than ours")
+    call = forward.repeated(q, k, v, False, 0.5)
+    assert call is forward.recorded.recent[-1]
+    assert forward.repeated(q, k, v, False, 1 / 2) is call  # computed anew
+    assert forward.repeated(q, k, v, True, 0.5) is None
+    assert forward.repeated(q, k, v, 0, 0.5) is None
+    assert forward.repeated(q, k, v, False, 1) is None
+    assert forward.repeated(q.detach(), k, v, False, 0.5) is None
+    assert forward.repeated(q, k[:1], v, False, 0.5) is None
+    assert forward.repeated(q, k.clone().requires_grad_(), v, False, 0.5) is None
+    with torch.no_grad():
+        forward.forward(q, k, v, softmax_scale=0.5)
+        forward.forward(q, k, v, softmax_scale=0.5)  # without what the backward pass needs
+    assert forward.repeated(q, k, v, False, 0.5) is None
