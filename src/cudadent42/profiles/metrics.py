@@ -117,6 +117,10 @@ def base_value(raw: RawMetric) -> float:
     return raw.value * _PREFIXES[scaled["prefix"]] if scaled else raw.value
 
 
+SECTOR_BYTES = 32
+"""What L1 asks L2 for at a time."""
+
+
 def read_counters(kernel: str, raw: Mapping[str, RawMetric]) -> Counters:
     """The metrics of ``COUNTERS`` that a report has, and why the others are missing."""
     values: dict[str, float] = {}
@@ -154,6 +158,9 @@ def derive(values: Mapping[str, float]) -> dict[str, float]:
         ratio("local_share", derived["local_instructions"], get("instructions"))
     if "dram_read_bytes" in values and "dram_write_bytes" in values:
         derived["dram_bytes"] = values["dram_read_bytes"] + values["dram_write_bytes"]
+    if "load_requests" in values and "load_sectors" in values:
+        fetched = values["load_requests"] * values["load_sectors"] * SECTOR_BYTES
+        ratio("load_read_share", fetched, get("dram_read_bytes"))
     waves = get("waves")
     if waves is not None and waves > 0:
         # What is launched at once has no last wave, however little it fills.

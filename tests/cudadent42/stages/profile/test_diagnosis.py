@@ -11,6 +11,7 @@ import pytest
 
 from cudadent42.profiles import Profile, diagnose, text
 from cudadent42.profiles.diagnosis import WORTH, shown
+from cudadent42.profiles.metrics import SECTOR_BYTES
 from cudadent42.profiles.quantities import main_launch, quantities, with_quantities
 from cudadent42.profiles.records import Ablation, Certainty, Kind, Source
 from cudadent42.profiles.rules import builtin_rules
@@ -69,6 +70,20 @@ def test_a_good_kernel_has_no_causes(profile_in_each: Make, name: str) -> None:
     diagnosis = diagnose(profile_in_each(name))
     assert diagnosis.causes == ()
     assert "Nothing found" in diagnosis.summary
+
+
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_loads_that_fetch_little_beside_bulk_copies_are_not_blamed(profile_of: Make, share: float) -> None:
+    """As a flag that one thread polls, 4 bytes of a sector, in a kernel whose tiles come by TMA."""
+    profile = profile_of("narrow-copy")
+    metrics = {**profile.metrics, "load_bytes_used": 0.125, "memory_share": 0.75, "load_sectors": 1.0}
+    metrics["load_requests"] = share * metrics["dram_read_bytes"] / SECTOR_BYTES
+    causes = {one.rule for one in diagnose(dataclasses.replace(profile, metrics=metrics)).causes}
+    assert (
+        causes >= {"narrow-loads", "uncoalesced"}
+        if share > 0.5
+        else not causes & {"narrow-loads", "uncoalesced"}
+    )
 
 
 @pytest.mark.parametrize("name", MENDED)
