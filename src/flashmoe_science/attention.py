@@ -7,7 +7,7 @@ from torch.compiler import is_dynamo_compiling
 
 from flashmoe_science import autocast
 from flashmoe_science.arguments import check_arguments, check_causal, check_flag
-from flashmoe_science.autograd import differentiable_attention, record_again
+from flashmoe_science.autograd import differentiable_attention, record
 from flashmoe_science.cpu import attention as cpu
 from flashmoe_science.cuda import attention as cuda
 from flashmoe_science.cuda.attention.forward import calls, repeated
@@ -125,7 +125,7 @@ def flash_attention(
                 and (again := repeated(query, key, value, causal, softmax_scale)) is not None
             ):
                 recorded: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-                recorded = record_again(cuda, again, query, key, value, causal, softmax_scale, return_lse)
+                recorded = record(query, key, value, (again, cuda, causal, softmax_scale, return_lse))
                 return recorded
             backend = cuda
         else:

@@ -45,25 +45,10 @@ def differentiable_attention(
     return output, lse
 
 
-def record_again(
-    backend: Backend,
-    forward: OfThree,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    causal: bool,
-    softmax_scale: float | None,
-    return_lse: bool,
-) -> Any:
-    """`differentiable_attention` by a forward pass that is ready: it gives output and log-sum-exp of these tensors.
-
-    No transform of torch.func has wrapped them. Returns the output, with ``return_lse`` also the log-sum-exp.
-    """
-    return _apply(query, key, value, (forward, backend, causal, softmax_scale, return_lse))
-
-
-OfThree = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[Any, ...]]
-_Options = tuple[OfThree, Backend, bool, float | None, bool]
+Options = tuple[
+    Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[Any, ...]], Backend, bool, float | None, bool
+]
+"""The forward pass, which gives output and log-sum-exp; the backend; causal, softmax_scale and return_lse."""
 _ALL = Needs(True, True, True)
 _EACH_TENSOR = (*_ALL, False)
 
@@ -75,7 +60,7 @@ class _Attention(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        options: _Options,
+        options: Options,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]:
         output, lse = options[0](query, key, value)
         ctx.options = options
@@ -118,8 +103,10 @@ class _Attention(torch.autograd.Function):
         return of_query, of_key, of_value, None
 
 
-_apply: Callable[..., Any] = super(torch.autograd.Function, _Attention).apply
-"""What `Function.apply` calls after it has looked for a transform of torch.func and unwrapped what one left behind."""
+record: Callable[..., Any] = super(torch.autograd.Function, _Attention).apply
+"""`differentiable_attention` of query, key, value and `Options`, where no transform of torch.func has wrapped them:
+`Function.apply` looks for one before it does the same. The output, if asked for with the log-sum-exp.
+"""
 
 
 class _Gradients(torch.autograd.Function):

@@ -89,6 +89,9 @@ class EmulatedMap:
         _MAP.pack_into(self._buffer, self._offset, address, *self._rest)
         self.address = address
 
+    def has_address_at(self, offset: int) -> bool:
+        return bool(struct.unpack_from("Q", self._buffer, self._offset + offset) == (self.address,))
+
 
 @pytest.fixture
 def emulated_launches(monkeypatch: pytest.MonkeyPatch) -> type[EmulatedLauncher]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+from collections.abc import Callable
 
 import torch
 
@@ -25,23 +26,24 @@ class TensorMap:
     """The map of a tensor of 16-bit elements and 2 to 5 dimensions, written into a launch's argument buffer.
 
     Boxes have the 128-byte swizzle; what lies out of bounds reads as zero. Encoded at the first `move`, re-addressed at
-    later ones: where the address's place in a map is known, by writing it there, which takes a tenth of asking the
-    driver. A layer's tensors are others than those of the layer before, so nearly every call moves each map.
+    later ones: where the address's place in a map is known, by writing it there without a frame of Python. A layer's
+    tensors are others than those of the layer before, so nearly every call moves each map.
     """
 
     __slots__ = (
-        "_address_at",
         "_at",
         "_box",
         "_dtype",
         "_encoded",
         "_keep",
         "_offset",
+        "_place",
         "_promotion",
         "_rank",
         "_sizes",
         "_strides",
         "address",
+        "move",
     )
 
     def __init__(
@@ -63,10 +65,16 @@ class TensorMap:
             read_once: so that it does not pay that L2 fetches 256 bytes where 128 are asked for.
         """
         self.address = 0
-        """Of the tensor that the map describes now; 0 before the first `move`."""
+        """Of the tensor that the map describes now; 0 before the first `move`. Negative where it is not kept, as
+        writing one takes less than comparing it.
+        """
+        self.move: Callable[[int], object] = self._ask_driver
+        """Describe the tensor of this shape at an address. Raises InputError where the driver refuses the shape, the
+        strides or the alignment.
+        """
         self._keep, self._offset = buffer, offset
-        self._address_at = -1
-        """Where in the buffer an address may be written; negative: not known."""
+        self._place = -1
+        """Of the address in the map; negative: not known."""
         self._at = ctypes.c_void_p(ctypes.addressof(buffer) + offset)
         self._dtype = _TYPES[dtype]
         rank = len(sizes)
@@ -79,21 +87,16 @@ class TensorMap:
         self._promotion = _L2_PROMOTION_NONE if read_once else _L2_PROMOTION_256B
         self._encoded = False
 
-    def move(self, address: int) -> None:
-        """Describe the tensor of this shape at `address`.
-
-        Raises:
-            InputError: the driver refuses the shape, strides or alignment.
-        """
-        if self._address_at >= 0:
-            _ADDRESS.pack_into(self._keep, self._address_at, address)
-            self.address = address
-            return
+    def _ask_driver(self, address: int) -> None:
         driver = library()
         if self._encoded:
             status = driver.cuTensorMapReplaceAddress(self._at, ctypes.c_void_p(address))
             check(driver, status, "cuTensorMapReplaceAddress")
-            self._find_address(address)
+            self.address = address
+            offset = address_offset()
+            if offset is not None and self.has_address_at(offset):
+                self._place, self.address = offset, -1
+                self.move = functools.partial(_ADDRESS.pack_into, self._keep, self._offset + offset)
         else:
             ones = (ctypes.c_uint32 * self._rank)(*(1,) * self._rank)
             status = driver.cuTensorMapEncodeTiled(
@@ -116,13 +119,13 @@ class TensorMap:
                     f"(cuTensorMapEncodeTiled: {status}); pass contiguous tensors"
                 )
             self._encoded = True
-        self.address = address
+            self.address = address
 
-    def _find_address(self, address: int) -> None:
-        """Look for the one that the driver wrote, where maps have theirs."""
-        offset = address_offset()
-        if offset is not None and _ADDRESS.unpack_from(self._keep, self._offset + offset) == (address,):
-            self._address_at = self._offset + offset
+    def has_address_at(self, offset: int) -> bool:
+        """Whether the map has its tensor's address there, as it is, so that another may be written over it."""
+        if self._place >= 0:
+            return self._place == offset
+        return bool(_ADDRESS.unpack_from(self._keep, self._offset + offset) == (self.address,))
 
 
 @functools.cache

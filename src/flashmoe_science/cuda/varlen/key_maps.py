@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from typing import Any
 
@@ -52,12 +51,7 @@ class KeyMaps:
 
     def have_addresses_at(self, offset: int) -> bool:
         """Whether each map has its tensor's address there, as it is, so that another may be written over it."""
-        return all(
-            map_ is not None
-            and ctypes.c_uint64.from_buffer(self._buffer, self._at + index * MAP_BYTES + offset).value
-            == map_.address
-            for index, map_ in enumerate(self._maps)
-        )
+        return all(map_ is not None and map_.has_address_at(offset) for map_ in self._maps)
 
     def _make(self, index: int, size: int) -> TensorMap:
         problem = self._problem
