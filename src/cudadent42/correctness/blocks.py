@@ -50,7 +50,7 @@ def find_parts(
         size, own = _sizes(each, reference), _sizes(each, reference, pytorch)
         limit = (each.factor * each.expected).maximum(factor * own + floor.worst_row * size)
         of_all = factor * _root(own) + floor.rms * _root(size)
-        return Part(each, size, own, limit, max(of_all, _expected_of_all(each)))
+        return Part(each, size, own, limit, max(of_all, each.factor_of_all * _root(each.expected)))
 
     return tuple(part(each) for each in blocks if len(each.expected))
 
@@ -112,16 +112,6 @@ def _sizes(blocks: Blocks, reference: Tensor, other: Tensor | None = None) -> Te
         values = exact[chunk] if beside is None else beside[chunk].double() - exact[chunk]
         made.append(values.nan_to_num(0.0, 0.0, 0.0).square().sum(dim=(1, 2)))
     return torch.cat(made).sqrt()
-
-
-def _expected_of_all(blocks: Blocks) -> float:
-    """Of n alike blocks that know nothing of each other, the factor's excess over 1 shrinks with the root of n. Where
-    few of them have most of the error, n is less."""
-    squares = blocks.expected.square()
-    total, fourth = float(squares.sum()), float(squares.square().sum())
-    if not (math.isfinite(total) and fourth > 0.0):
-        return blocks.factor * math.sqrt(total)
-    return (1.0 + (blocks.factor - 1.0) * math.sqrt(fourth) / total) * math.sqrt(total)
 
 
 def _root(sizes: Tensor) -> float:

@@ -84,6 +84,8 @@ class Blocks:
     """(blocks,), float64: the root of the sum of squared errors that rounding is expected to leave in a block."""
     factor: float
     """How many times that an error may be."""
+    factor_of_all: float
+    """The same of all blocks together, where chance has less of a say."""
 
 
 @dataclass(frozen=True)

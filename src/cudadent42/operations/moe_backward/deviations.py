@@ -10,6 +10,7 @@ often is less far off. Squares are summed over a block's entries, so that no gra
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,7 +22,8 @@ from cudadent42.operations.moe_backward.inputs import MoeGradientInputs
 from cudadent42.operations.moe_backward.slots import Part, shifts, through
 
 FACTOR = 2.0
-"""How many times the expected error a block may have. Right results of PyTorch's compositions reach 1.4 of 2."""
+"""How many times the expected error a block may have. Right results of PyTorch's compositions reach 1.4 of 2. Of n
+tokens together it is 1 and the rest over the root of n, as they know nothing of each other."""
 
 FEW_NUMBERS = 3.0
 """The same of few numbers: 1, and this over the root of how many there are. One number may be four times as far off."""
@@ -134,6 +136,7 @@ def blocks(inputs: MoeGradientInputs, squares: list[Tensor]) -> tuple[Blocks, ..
     _, w13_rows, hidden = inputs.forward.w13.shape
     top_k = inputs.forward.topk_ids.shape[1]
     few = 1.0 + FEW_NUMBERS / max(1, top_k) ** 0.5
+    tokens = max(1.0, _alike(squares[0]))
     kinds = (
         ("hidden_states", "token", 1, FACTOR),
         ("w13", "expert", w13_rows, FACTOR),
@@ -144,9 +147,16 @@ def blocks(inputs: MoeGradientInputs, squares: list[Tensor]) -> tuple[Blocks, ..
     )
     made, first = [], 0
     for (gradient, owner, rows, factor), square in zip(kinds, squares, strict=False):
-        made.append(Blocks(gradient, owner, first, rows, square.sqrt(), factor))
+        of_all = 1.0 + (factor - 1.0) / tokens**0.5
+        made.append(Blocks(gradient, owner, first, rows, square.sqrt(), factor, of_all))
         first += rows * len(square)
     return tuple(made)
+
+
+def _alike(squares: Tensor) -> float:
+    """How many of a kind would add to as much and vary as much: fewer than there are, if few have most of it."""
+    varied = float(squares.square().sum())
+    return float(squares.sum()) ** 2 / varied if 0.0 < varied < math.inf else 1.0
 
 
 def _of_entries(part: Part, values: Values, rounding: Rounding, activation: str, layout: str) -> _Deviations:
