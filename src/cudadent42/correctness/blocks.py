@@ -48,11 +48,11 @@ def find_parts(
 
     def part(each: Blocks) -> Part:
         size, own = _sizes(each, reference), _sizes(each, reference, pytorch)
-        limit = (each.factor * each.expected).maximum(factor * own + floor.worst_row * size)
+        limit = each.limit.maximum(factor * own + floor.worst_row * size)
         of_all = factor * _root(own) + floor.rms * _root(size)
-        return Part(each, size, own, limit, max(of_all, each.factor_of_all * _root(each.expected)))
+        return Part(each, size, own, limit, max(of_all, each.limit_of_all))
 
-    return tuple(part(each) for each in blocks if len(each.expected))
+    return tuple(part(each) for each in blocks if len(each.limit))
 
 
 def part_errors(parts: Sequence[Part], reference: Tensor, result: Tensor) -> tuple[PartError, ...]:
@@ -98,7 +98,7 @@ def _words(compared: Compared) -> str:
 
 def _sizes(blocks: Blocks, reference: Tensor, other: Tensor | None = None) -> Tensor:
     """(blocks,) of the reference, or of how far another result is off; places that are no numbers do not count."""
-    count = len(blocks.expected)
+    count = len(blocks.limit)
     entries = slice(blocks.first, blocks.first + blocks.rows * count)
     exact, beside = (
         None if each is None else each[entries].reshape(count, blocks.rows, each.shape[1])

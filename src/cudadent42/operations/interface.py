@@ -80,12 +80,10 @@ class Blocks:
     """Row of the result where they begin."""
     rows: int
     """Of a block."""
-    expected: Tensor
-    """(blocks,), float64: the root of the sum of squared errors that rounding is expected to leave in a block."""
-    factor: float
-    """How many times that an error may be."""
-    factor_of_all: float
-    """The same of all blocks together, where chance has less of a say."""
+    limit: Tensor
+    """(blocks,), float64: of the root of the sum of squared errors in a block."""
+    limit_of_all: float
+    """The same of all blocks together."""
 
 
 @dataclass(frozen=True)

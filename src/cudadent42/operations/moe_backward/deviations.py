@@ -10,7 +10,6 @@ often is less far off. Squares are summed over a block's entries, so that no gra
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,11 +21,11 @@ from cudadent42.operations.moe_backward.inputs import MoeGradientInputs
 from cudadent42.operations.moe_backward.slots import Part, shifts, through
 
 FACTOR = 2.0
-"""How many times the expected error a block may have. Right results of PyTorch's compositions reach 1.4 of 2. Of n
-tokens together it is 1 and the rest over the root of n, as they know nothing of each other."""
+"""How many times the expected error a block may have. Right results of PyTorch's compositions reach 1.6. Tokens know
+nothing of each other, so it is nearer 1 for all blocks together: the excess is divided by the root of their number."""
 
-FEW_NUMBERS = 3.0
-"""The same of few numbers: 1, and this over the root of how many there are. One number may be four times as far off."""
+FACTOR_OF_ONE = 4.0
+"""The same of one number. A token's routing weights are few of them, and the excess is divided as above."""
 
 DEVIATION = 3**-0.5
 """Of one rounding, in units: errors spread evenly over half a step either way. Of most numbers it is less."""
@@ -102,12 +101,12 @@ class _Deviations:
 
 
 def zero_squares(inputs: MoeGradientInputs) -> list[Tensor]:
-    """Of each block of each gradient, in the order of `differentiated`."""
-    experts = len(inputs.forward.w13)
-    counts = [len(inputs.forward.hidden_states), experts, experts, len(inputs.forward.topk_weights)]
-    counts += [] if inputs.forward.biases is None else [experts, experts]
+    """Of each block of each gradient, in the order of `differentiated`; of routing weights, of each entry."""
+    experts = (len(inputs.forward.w13),)
+    shapes = [inputs.forward.hidden_states.shape[:1], experts, experts, inputs.forward.topk_weights.shape]
+    shapes += [] if inputs.forward.biases is None else [experts, experts]
     device = inputs.output_gradient.device
-    return [torch.zeros(count, dtype=torch.float64, device=device) for count in counts]
+    return [torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes]
 
 
 def add_slots(
@@ -116,47 +115,54 @@ def add_slots(
     """Adds what blocks get of the roundings in a part's slots. A token that has an expert several times is rounded
     alike each time, and such errors add as they are."""
     deviations = _of_entries(part, values, rounding, activation, layout)
-    expert = torch.full_like(part.token, part.expert)
-    blocks_of = (part.token, expert, expert, part.token, expert, expert)
     of_slots = _of_slots(part, values, deviations, rounding)
-    for square, block, of_slot in zip(squares, blocks_of, of_slots, strict=False):
-        square.index_add_(0, block, (part.times * of_slot).flatten())
+    of_x, of_w13, of_w2, of_score, *of_biases = ((part.times * each).flatten() for each in of_slots)
+    part.add(squares, of_x, of_w13.sum(), of_w2.sum(), of_score, *(each.sum() for each in of_biases))
 
 
 def add_own(squares: list[Tensor], exact: list[Tensor], rounding: Rounding) -> None:
     """Adds that of the gradients themselves: of their own rounding, and as sums over slots."""
     for square, value in zip(squares, exact, strict=True):
-        entries = value.flatten(1)
-        square += (rounding.step + rounding.sums / 3) * _summed(entries.square()).flatten()
-        square += rounding.smallest * entries.shape[1]
+        entries = value.unsqueeze(-1).flatten(square.ndim)
+        square += (rounding.step + rounding.sums / 3) * _summed(entries.square()).squeeze(-1)
+        square += rounding.smallest * entries.shape[-1]
 
 
 def blocks(inputs: MoeGradientInputs, squares: list[Tensor]) -> tuple[Blocks, ...]:
     """The gradients' blocks, as `packed` has them."""
-    _, w13_rows, hidden = inputs.forward.w13.shape
-    top_k = inputs.forward.topk_ids.shape[1]
-    few = 1.0 + FEW_NUMBERS / max(1, top_k) ** 0.5
-    tokens = max(1.0, _alike(squares[0]))
+    w13_rows, width = inputs.forward.w13.shape[1], inputs.result_like.shape[1]
     kinds = (
-        ("hidden_states", "token", 1, FACTOR),
-        ("w13", "expert", w13_rows, FACTOR),
-        ("w2", "expert", inputs.forward.w2.shape[2], FACTOR),
-        ("topk_weights", "token", 1, few),
-        ("w13_bias", "expert", -(-w13_rows // max(hidden, top_k)), FACTOR),
-        ("w2_bias", "expert", 1, FACTOR),
+        ("hidden_states", "token", 1),
+        ("w13", "expert", w13_rows),
+        ("w2", "expert", inputs.forward.w2.shape[2]),
+        ("topk_weights", "token", 1),
+        ("w13_bias", "expert", -(-w13_rows // width)),
+        ("w2_bias", "expert", 1),
     )
+    tokens = _alike(squares[0])
     made, first = [], 0
-    for (gradient, owner, rows, factor), square in zip(kinds, squares, strict=False):
-        of_all = 1.0 + (factor - 1.0) / tokens**0.5
-        made.append(Blocks(gradient, owner, first, rows, square.sqrt(), factor, of_all))
+    for (gradient, owner, rows), square in zip(kinds, squares, strict=False):
+        made.append(Blocks(gradient, owner, first, rows, *_limits(square, tokens)))
         first += rows * len(square)
     return tuple(made)
 
 
-def _alike(squares: Tensor) -> float:
-    """How many of a kind would add to as much and vary as much: fewer than there are, if few have most of it."""
-    varied = float(squares.square().sum())
-    return float(squares.sum()) ** 2 / varied if 0.0 < varied < math.inf else 1.0
+def _limits(squares: Tensor, tokens: Tensor) -> tuple[Tensor, float]:
+    """Of each block, and of all. Squares are those of blocks, but of routing weights those of entries."""
+    if squares.ndim == 1:
+        return FACTOR * squares.sqrt(), float(_factor(FACTOR, tokens) * squares.sum().sqrt())
+    of_token, of_all = (_factor(FACTOR_OF_ONE, _alike(each)) for each in (squares, squares.flatten()))
+    return of_token * squares.sum(dim=1).sqrt(), float(of_all * squares.sum().sqrt())
+
+
+def _factor(of_one: float, count: Tensor) -> Tensor:
+    """Of so many alike, together, that know nothing of each other."""
+    return 1.0 + (of_one - 1.0) / count.sqrt()
+
+
+def _alike(squares: Tensor) -> Tensor:
+    """How many alike vary as the sum over the last dimension does: fewer than there are, if few have most of it."""
+    return (squares.sum(dim=-1).square() / squares.square().sum(dim=-1)).nan_to_num(1.0).clamp(min=1.0)
 
 
 def _of_entries(part: Part, values: Values, rounding: Rounding, activation: str, layout: str) -> _Deviations:
