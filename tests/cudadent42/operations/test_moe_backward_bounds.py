@@ -1,4 +1,4 @@
-"""Gradients of experts have a bound for each token and expert: small faults of one are found, and right results pass."""
+"""Gradients of experts have a bound for each token and expert: small faults of one are found, right results pass."""
 
 from __future__ import annotations
 
