@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from cudadent42.correctness.blocks import Part, find_parts, nearest_block, over_bounds, part_errors
 from cudadent42.correctness.forms import wrong_kind
 from cudadent42.correctness.norms import all_finite, error_norms
 from cudadent42.model.cases import Case
@@ -44,22 +45,30 @@ class Truth:
     pytorch_error: ErrorNorms
     limit: Tensor | None = None
     """Of the absolute error of each entry; None where the operation gives none."""
+    parts: tuple[Part, ...] = ()
+    """That are judged apart; none where the operation names none."""
 
     @property
     def bound(self) -> ErrorNorms:
-        ulp = torch.finfo(DTYPES[self.case.dtype]).eps
-        worst_row = ERROR_FACTOR * self.pytorch_error.worst_row + FLOOR_ULPS.worst_row * ulp
-        if self.limit is not None:
+        """Where parts are judged apart, the bounds of their blocks count in the place of ``worst_row``."""
+        floor = _floor(self.case)
+        worst_row = ERROR_FACTOR * self.pytorch_error.worst_row + floor.worst_row
+        if self.limit is not None and not self.parts:
             # Each entry of a row has a limit of its own. PyTorch is no yardstick for a row where terms cancel: a kernel
             # that takes their mean from the stored, rounded output is off by that rounding, as PyTorch's fused kernels
             # are; its plain way, which it takes where those decline, cancels exactly.
             limit = self.limit.expand_as(self.reference)
             worst_row = max(worst_row, error_norms(self.reference + limit, self.reference).worst_row)
         return ErrorNorms(
-            max=ERROR_FACTOR * self.pytorch_error.max + FLOOR_ULPS.max * ulp,
-            rms=ERROR_FACTOR * self.pytorch_error.rms + FLOOR_ULPS.rms * ulp,
+            max=ERROR_FACTOR * self.pytorch_error.max + floor.max,
+            rms=ERROR_FACTOR * self.pytorch_error.rms + floor.rms,
             worst_row=worst_row,
         )
+
+
+def _floor(case: Case) -> ErrorNorms:
+    ulp = torch.finfo(DTYPES[case.dtype]).eps
+    return ErrorNorms(FLOOR_ULPS.max * ulp, FLOOR_ULPS.rms * ulp, FLOOR_ULPS.worst_row * ulp)
 
 
 def heartbeat(emit: Emit) -> Callable[[], None]:
@@ -83,7 +92,10 @@ def find_truth(case: Case, inputs: Inputs, on_chunk: OnChunk = _unheard) -> Trut
     """The float64 result and PyTorch's error; ``on_chunk`` is called while it is computed."""
     operation_numerics = numerics(case)
     float64 = operation_numerics.float64(case, inputs, on_chunk)
-    reference, limit = (float64.value, float64.limit) if isinstance(float64, Exact) else (float64, None)
+    if isinstance(float64, Exact):
+        reference, limit, blocks = float64.value, float64.limit, float64.blocks
+    else:
+        reference, limit, blocks = float64, None, ()
     pytorch = operation_numerics.pytorch(case, inputs)
     yardstick = pytorch
     if not _are_of_one_kind(pytorch, reference):
@@ -92,7 +104,8 @@ def find_truth(case: Case, inputs: Inputs, on_chunk: OnChunk = _unheard) -> Trut
     if limit is not None:
         own = (yardstick.double() - reference).abs().nan_to_num(0.0, posinf=0.0).amax(-1, keepdim=True)
         limit = limit.maximum(ERROR_FACTOR * own)
-    return Truth(case, inputs, reference, pytorch, error_norms(yardstick, reference), limit)
+    parts = find_parts(blocks, reference, yardstick, ERROR_FACTOR, _floor(case))
+    return Truth(case, inputs, reference, pytorch, error_norms(yardstick, reference), limit, parts)
 
 
 def judge(truth: Truth, implementation: str, result: Tensor, kind: str) -> VerifiedCase:
@@ -107,16 +120,20 @@ def judge_gathered(truth: Truth, implementation: str, result: Tensor, kind: str)
     wrong = _wrong_form(truth, result) or _wrong_pattern(truth, result)
     if wrong:
         return failure(truth.case.id, implementation, kind, wrong)
-    error, bound = error_norms(result, truth.reference), truth.bound
+    error, own, bound = error_norms(result, truth.reference), truth.pytorch_error, truth.bound
+    parts = part_errors(truth.parts, truth.reference, result)
+    if parts:
+        block = nearest_block(parts)
+        error = replace(error, worst_row=block.error)
+        own, bound = replace(own, worst_row=block.reference_error), replace(bound, worst_row=block.bound)
     over = [
-        f"{name} error {measured:.3g} over the bound {allowed:.3g} (PyTorch {own:.3g})"
-        for name, measured, allowed, own in _norms(error, bound, truth.pytorch_error)
-        if not measured <= allowed
+        f"{name} error {measured:.3g} over the bound {allowed:.3g} (PyTorch {pytorchs:.3g})"
+        for name, measured, allowed, pytorchs in _norms(error, bound, own)
+        if not measured <= allowed and not (parts and name == "worst row")
     ]
-    over += _beyond_limits(truth, result)
-    return VerifiedCase(
-        truth.case.id, implementation, kind, error, truth.pytorch_error, bound, not over, "; ".join(over)
-    )
+    over += [*over_bounds(parts), *_beyond_limits(truth, result)]
+    passed, detail = not over, "; ".join(over)
+    return VerifiedCase(truth.case.id, implementation, kind, error, own, bound, passed, detail, parts)
 
 
 def _beyond_limits(truth: Truth, result: Tensor) -> list[str]:

@@ -191,6 +191,40 @@ class ErrorNorms:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """An RMS error, relative to the RMS of what it is an error of, and how large it may be."""
+
+    error: float
+    reference_error: float
+    """PyTorch's."""
+    bound: float
+
+    @property
+    def within(self) -> bool:
+        return self.error <= self.bound
+
+    @property
+    def share(self) -> float:
+        """Of the bound."""
+        return 0.0 if self.error == 0.0 else self.error / self.bound if self.bound else math.inf
+
+
+@dataclass(frozen=True)
+class PartError:
+    """The error of a part of a result that is judged block by block."""
+
+    part: str
+    """``w13``: the gradient of that."""
+    owner: str
+    """What each block belongs to: ``token`` or ``expert``."""
+    block: int
+    """Of that which is nearest its bound or the furthest over it, its number."""
+    of_block: Compared
+    of_all: Compared
+    """Of all blocks together."""
+
+
+@dataclass(frozen=True)
 class VerifiedCase:
     """One implementation on one input."""
 
@@ -206,6 +240,8 @@ class VerifiedCase:
     bound: ErrorNorms | None
     passed: bool
     detail: str = ""
+    parts: tuple[PartError, ...] = ()
+    """Where parts are judged apart; ``worst_row`` is then of the block, of all of them, that is nearest its bound."""
 
 
 class Scope(str, Enum):

@@ -69,6 +69,24 @@ class HardInput:
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """Rows of a result that are judged together, such as those of one expert's gradient, one block after the other."""
+
+    part: str
+    """Of the result, that is made of them: ``w13``."""
+    owner: str
+    """What a block belongs to: ``token``, ``expert``."""
+    first: int
+    """Row of the result where they begin."""
+    rows: int
+    """Of a block."""
+    limit: Tensor
+    """(blocks,), float64: of the root of the sum of squared errors in a block."""
+    limit_of_all: float
+    """The same of all blocks together."""
+
+
+@dataclass(frozen=True)
 class Exact:
     """A float64 result with a bound for each entry, where the operation's mathematics gives one."""
 
@@ -76,6 +94,8 @@ class Exact:
     limit: Tensor
     """Of the absolute error that an entry may have, float64. Twice PyTorch's largest in the entry's row is allowed in
     any case."""
+    blocks: tuple[Blocks, ...] = ()
+    """Of all parts, where they are judged apart: the worst row is then the worst block, and the RMS that of a part."""
 
 
 def _as_it_is(result: Any) -> Tensor:
