@@ -136,19 +136,3 @@ def cells_below(limit: float, rivals: Sequence[str], cells: int) -> Callable[[Pa
         return statistics.geometric_mean(ratios), min(ratios), sum(ratio < limit for ratio in ratios)
 
     return read
-
-
-def fastest_over_ours(case: str) -> Callable[[Path], tuple[float, ...]]:
-    """Of a case's samples, the median of the fastest other over ours: for a run whose time was over before its end."""
-
-    def read(folder: Path) -> tuple[float, ...]:
-        samples: dict[str, list[float]] = {}
-        with (folder / "samples.csv").open(encoding="utf-8", newline="") as lines:
-            for row in csv.DictReader(lines):
-                if row["case"] == case:
-                    samples.setdefault(row["implementation"], []).append(float(row["latency_ms"]))
-        medians = {name: statistics.median(times) for name, times in samples.items()}
-        ours = medians.pop("cudadent42")
-        return (min(medians.values()) / ours,)
-
-    return read

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import json
 import statistics
@@ -224,18 +223,6 @@ def _median(*keys: str, files: Sequence[str]) -> Callable[[Path], float]:
 
 def host(*keys: str) -> Callable[[Path], float]:
     return field(*keys, file="host.json")
-
-
-def host_of_training(*calls: str) -> Callable[[Path], tuple[float, ...]]:
-    """Microseconds of calls of an attention layer, of the first line of host.txt: words, and what Python prints of a
-    dict."""
-
-    def read(folder: Path) -> tuple[float, ...]:
-        line = (folder / "host.txt").read_text(encoding="utf-8").splitlines()[0]
-        measured = ast.literal_eval(line[line.index("{") :])
-        return tuple(float(measured[call]) for call in calls)
-
-    return read
 
 
 def moe_memory(folder: Path) -> tuple[float, ...]:
