@@ -134,12 +134,16 @@ class MoE(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fresh normal weights; biases of zero."""
+        """Fresh normal weights; biases of zero, the correction of the choice among them. What a module made on the
+        meta device holds after ``to_empty()`` is made so, too.
+        """
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             else:
                 nn.init.normal_(parameter, std=self.initializer_range)
+        for name, buffer in self.named_buffers():
+            buffer.fill_(1 if name.endswith(BY_TURNS) else 0)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(..., hidden) to the same."""

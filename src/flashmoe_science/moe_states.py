@@ -66,10 +66,15 @@ def _join_experts(module: Any, state: dict[str, Any], prefix: str) -> None:
 
 
 def _mark(module: Any, state: dict[str, Any], prefix: str) -> None:
-    """Say that the fused tensors have the module's order, where that is by turns."""
-    mark = getattr(module.experts, BY_TURNS)
-    if mark is not None:
-        state[f"{prefix}experts.{BY_TURNS}"] = mark
+    """Say that the fused tensors have the module's order, where that is by turns. On their device: the module's own may
+    be meta, whose tensors are taken for those of the state by ``assign=True``.
+    """
+    if getattr(module.experts, BY_TURNS) is not None:
+        rows = next(
+            (state[name] for name in (f"{prefix}{each}" for each in _GPT_OSS_BY_TURNS) if name in state), None
+        )
+        device = None if rows is None else rows.device
+        state[f"{prefix}experts.{BY_TURNS}"] = torch.ones((), device=device, dtype=torch.uint8)
 
 
 def _is_of_an_expert(name: str, prefix: str, projection: str) -> bool:

@@ -89,6 +89,40 @@ def of_transformers(name: str) -> tuple[Any, MoE]:
     return block, layer
 
 
+OWN: dict[str, Any] = {"correction_bias": True, "scores": "sigmoid", "activation": "swigluoai", "bias": True}
+BY_TURNS: dict[str, Any] = {**OWN, "w13_layout": "interleaved"}
+
+
+def test_a_layer_made_without_memory_is_complete_once_it_is_reset() -> None:
+    layer = MoE(**SIZES, **BY_TURNS, device="meta").to_empty(device="cpu")
+    for tensor in (*layer.parameters(), *layer.buffers()):
+        tensor.data.fill_(123)
+    layer.reset_parameters()
+    fresh = MoE(**SIZES, **BY_TURNS).state_dict()
+    for name, tensor in layer.state_dict().items():
+        if ("proj" in name and "bias" not in name) or name == "gate.weight":
+            assert 0 < tensor.std() < 0.1, name
+        else:
+            assert torch.equal(tensor, fresh[name]), name
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("stored", [OWN, BY_TURNS], ids=["parts", "by turns"])
+@pytest.mark.parametrize("options", [OWN, BY_TURNS], ids=["parts", "by turns"])
+def test_a_layer_made_without_memory_takes_a_loaded_state(
+    options: dict[str, Any], stored: dict[str, Any], assign: bool
+) -> None:
+    state = MoE(**SIZES, **stored).state_dict()
+    layer = MoE(**SIZES, **options, device="meta" if assign else "cpu")
+    layer.load_state_dict(state, assign=assign)
+    moved = layer.to("cpu", torch.float64)
+    assert not any(tensor.is_meta for tensor in (*moved.parameters(), *moved.buffers()))
+    again = MoE(**SIZES, **stored)
+    again.load_state_dict(moved.float().state_dict())
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, state[name]), name
+
+
 @pytest.mark.parametrize("name", BLOCKS)
 def test_it_loads_the_state_of_transformers_blocks_and_trains_as_they_do(name: str) -> None:
     block, layer = of_transformers(name)
