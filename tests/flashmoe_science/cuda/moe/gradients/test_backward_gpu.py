@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 from moe_gradients import assert_gradients_as_exact_as_torch
 from moe_reference import Moe, composed_moe, interleaved, make_moe
 
 from flashmoe_science import fused_moe
+from flashmoe_science.configs.moe import backward_hopper as configs
 from flashmoe_science.cuda.moe import hopper
 from flashmoe_science.cuda.moe.forward import asked, forward
 from flashmoe_science.cuda.moe.gradients import backward, forward_keeping
@@ -95,6 +99,35 @@ def test_sizes(tokens: int, hidden: int, intermediate: int, experts: int, top_k:
     assert_right(make_moe(tokens, hidden, intermediate, experts, top_k, dtype=BF16))
 
 
+def pairs_of(moe: Moe) -> tuple[int, int]:
+    """How many blocks share weights in the forward pass, and in the backward pass's second product."""
+    given = on_gpu(moe)
+    problem, device = asked(given.tensors, Activation.SILU, W13Layout.CONCAT, None)
+    problem = dataclasses.replace(problem, keeps=True)
+    chosen = hopper.choose(problem, device)
+    assert chosen is not None
+    forward_tile: Any = chosen.configuration
+    tiles = configs.configuration(problem.rows_per_expert, problem.intermediate, gated=problem.gated)
+    return forward_tile.cluster, tiles.second.cluster
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "again"])
+@pytest.mark.parametrize("routing", ["even", "sentinels and an idle expert"])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_pairs_of_blocks(dtype: torch.dtype, routing: str, kept: bool) -> None:
+    """The default from 512 slots an expert on, counted with those of no expert."""
+    moe = make_moe(1100, 272, 144, 2, 1, dtype=dtype)
+    if routing != "even":
+        moe.topk_ids.fill_(1)
+        moe.topk_ids[::7] = -1
+    assert pairs_of(moe) == (2, 2)
+    assert_right(moe, kept=kept)
+
+
+def test_main_gradients_by_pairs_of_blocks() -> None:
+    assert_main_gradients(make_moe(1100, 272, 144, 2, 1, dtype=BF16), W13Layout.CONCAT, idle=0)
+
+
 def test_all_on_one_expert() -> None:
     moe = make_moe(400, 128, 96, 4, 1, dtype=BF16)
     moe.topk_ids.fill_(2)
@@ -119,8 +152,12 @@ def test_z_is_computed_again() -> None:
 
 @pytest.mark.parametrize("layout", list(W13Layout))
 def test_main_gradients(layout: W13Layout) -> None:
-    moe = make_moe(200, 144, 80, 4, 2, dtype=BF16)
-    moe.topk_ids[moe.topk_ids == 1] = 0
+    assert_main_gradients(make_moe(200, 144, 80, 4, 2, dtype=BF16), layout, idle=1)
+
+
+def assert_main_gradients(moe: Moe, layout: W13Layout, *, idle: int) -> None:
+    """Added to what is there, in float32: a kernel that rounds to 16 bits first would be eight times as far off."""
+    moe.topk_ids[moe.topk_ids == idle] = 1 - idle
     grad_output = torch.randn(moe.hidden_states.shape).to(BF16)
     main = MainGradients(
         torch.ones(moe.w13.shape, device="cuda"), torch.full(moe.w2.shape, 2.0, device="cuda")
@@ -131,8 +168,14 @@ def test_main_gradients(layout: W13Layout) -> None:
     assert main.w2 is not None
     added = ((main.w13 - 1).to(BF16).cpu(), (main.w2 - 2).to(BF16).cpu())
     assert_gradients_as_exact_as_torch((None, *added, None), moe, grad_output, layout=layout)
-    assert (main.w13[1] == 1).all()
-    assert (main.w2[1] == 2).all()
+    assert (main.w13[idle] == 1).all()
+    assert (main.w2[idle] == 2).all()
+    fresh = MainGradients(torch.zeros(moe.w13.shape, device="cuda"), torch.zeros(moe.w2.shape, device="cuda"))
+    gradients_of(moe, grad_output, layout=layout, main=fresh)
+    for sums in (fresh.w13, fresh.w2):
+        assert sums is not None
+        lost = (sums - sums.to(BF16).float()).norm() / sums.norm()
+        assert lost > torch.finfo(BF16).eps / 8  # they hold more than 16 bits do
 
 
 def test_main_gradients_of_autograd() -> None:
