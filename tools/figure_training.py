@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 from figure_readers import finished
 
@@ -30,6 +31,21 @@ def step_rate(name: str) -> Callable[[Path], float]:
                 flops = FLOPS * case.tokens * case.top_k * case.hidden * case.intermediate
                 return flops / latencies[case.id] / 1e9
         raise UsageError(f"{folder} has no layer {name}")
+
+    return read
+
+
+def time_over_ours(other: str, *names: str) -> Callable[[Path], tuple[float, ...]]:
+    """Of these cases, the median of another implementation's samples over the candidate's: by what a run keeps whose
+    time was over in its audit.
+    """
+
+    def read(folder: Path) -> tuple[float, ...]:
+        samples: dict[tuple[str, str], list[float]] = {}
+        with (folder / "samples.csv").open(encoding="utf-8", newline="") as lines:
+            for row in csv.DictReader(lines):
+                samples.setdefault((row["case"], row["implementation"]), []).append(float(row["latency_ms"]))
+        return tuple(median(samples[name, other]) / median(samples[name, "cudadent42"]) for name in names)
 
     return read
 
