@@ -57,7 +57,7 @@ def rounded(exact: Fraction, negative: bool) -> int:
         return sign
     if nearest >= 2**128:
         return sign | 0x7F800000
-    return sign | struct.unpack("<I", struct.pack("<f", float(nearest)))[0]
+    return sign | int(struct.unpack("<I", struct.pack("<f", float(nearest)))[0])
 
 
 def fused(a: int, b: int, c: int) -> int:
