@@ -125,6 +125,20 @@ def test_every_kernel_is_called(harden: ModuleType) -> None:
     assert {kernel.source for kernel in harden.KERNELS.values()} == sources
 
 
+@pytest.mark.parametrize(
+    ("able", "by_avx512"), [(["avx512_bf16", "avx512"], False), (["avx512"], True), (["portable"], False)]
+)
+def test_code_for_bf16_is_built_where_there_is_avx512(
+    harden: ModuleType, able: list[str], by_avx512: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = tuple(map(host.InstructionSet, able))
+    monkeypatch.setattr(host, "available_instruction_sets", lambda: sets)
+    emulated = [target for target in harden.targets() if target.macros]
+    assert len(harden.targets()) == len(able) + by_avx512
+    assert [each.name for each in emulated] == ["avx512_bf16"] * by_avx512
+    assert all(each.instruction_set is host.InstructionSet.AVX512 for each in emulated)
+
+
 @pytest.mark.parametrize("name", [*HEADERS, "moe_backward"])
 def test_the_programs_call_the_kernels_as_they_are(
     harden: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch

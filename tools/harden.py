@@ -163,6 +163,26 @@ class Job:
         }
 
 
+@dataclass(frozen=True)
+class Target:
+    """What a kernel is built for: an instruction set of this CPU, or what stands for one."""
+
+    name: str
+    instruction_set: host.InstructionSet
+    macros: tuple[str, ...] = ()
+
+
+def targets() -> list[Target]:
+    """The instruction sets of this CPU. Where it has AVX-512 without bf16, AVX-512 computes what that would."""
+    able = host.available_instruction_sets()
+    wide, of_pairs = host.InstructionSet.AVX512, host.InstructionSet.AVX512_BF16
+    emulated = Target(of_pairs.value, wide, ("-DEMULATE_BF16=1",))
+    return [
+        *(Target(each.value, each) for each in able),
+        *([emulated] if wide in able and of_pairs not in able else []),
+    ]
+
+
 def sanitized_libraries(folder: Path, at_once: int) -> tuple[str, list[tuple[str, Kernel, Path]]]:
     """The sanitizer's runtime, and each kernel for each instruction set of this CPU with a name for both.
 
@@ -175,20 +195,22 @@ def sanitized_libraries(folder: Path, at_once: int) -> tuple[str, list[tuple[str
     flags = [flag for flag in host.COMMON_FLAGS if flag != "-O3"]
     sources = ROOT / "src" / "flashmoe_science" / "kernels" / "cpu"
     builds = [
-        (name, kernel, instruction_set)
+        (name, kernel, target)
         for name, kernel in KERNELS.items()
-        for instruction_set in host.available_instruction_sets()
-        if kernel.only in (None, instruction_set)
-        and (kernel.further_features is None or kernel.further_features(instruction_set))
+        for target in targets()
+        if (kernel.only is None or kernel.only.value == target.name)
+        and (kernel.further_features is None or kernel.further_features(target.instruction_set))
     ]
 
-    def build(each: tuple[str, Kernel, host.InstructionSet]) -> tuple[str, Kernel, Path]:
-        name, kernel, instruction_set = each
-        library = folder / f"{name}-{instruction_set.value}.so"
-        further = () if kernel.further_features is None else kernel.further_features(instruction_set)
-        options = (*flags, *SANITIZERS, *kernel.macros, *instruction_set.flags, *host.feature_flags(further))
+    def build(each: tuple[str, Kernel, Target]) -> tuple[str, Kernel, Path]:
+        name, kernel, target = each
+        library = folder / f"{name}-{target.name}.so"
+        taken = target.instruction_set
+        further = () if kernel.further_features is None else kernel.further_features(taken)
+        macros = (*kernel.macros, *target.macros)
+        options = (*flags, *SANITIZERS, *macros, *taken.flags, *host.feature_flags(further))
         _output(compiler, *options, str(sources / kernel.source), "-o", str(library))
-        return f"{name} {instruction_set.value}", kernel, library
+        return f"{name} {target.name}", kernel, library
 
     with ThreadPoolExecutor(at_once) as pool:
         return runtime, list(pool.map(build, builds))

@@ -11,21 +11,16 @@ from attention_reference import assert_as_exact_as_torch
 from cpu_attention import GuardedMemory
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matrix_unit import EMULATED, code_of, code_of_pairs
 
 from flashmoe_science.cpu import attention, library
-from flashmoe_science.jit import host
-from flashmoe_science.jit.host import InstructionSet
 
-pytestmark = pytest.mark.skipif(
-    InstructionSet.AVX512_BF16 not in host.available_instruction_sets(), reason="needs AVX512-BF16"
-)
+KERNEL = "attention_forward", "flashmoe_attention_method"
 
 
 @pytest.fixture(scope="module")
 def emulated() -> Callable[..., int]:
-    return library.load_function(
-        "attention_forward", "flashmoe_attention_method", InstructionSet.AVX512_BF16, {"EMULATE_AMX": 1}
-    )
+    return library.load_function(*KERNEL, *code_of(EMULATED))
 
 
 def forward(
@@ -76,9 +71,7 @@ def test_as_exact_as_pytorch(
 
 def test_the_matrix_unit_is_what_computes(emulated: Callable[..., int]) -> None:
     """Whole blocks are summed in another order than by dot products: bits differ somewhere."""
-    dot_products = library.load_function(
-        "attention_forward", "flashmoe_attention_method", InstructionSet.AVX512_BF16
-    )
+    dot_products = library.load_function(*KERNEL, *code_of_pairs())
     query, key, value = (normal(seed, 2, 4, 256, 128) for seed in range(3))
     assert not torch.equal(forward(emulated, query, key, value), forward(dot_products, query, key, value))
 

@@ -20,11 +20,10 @@ from attention_gradients import (
 from cpu_attention import ALL, GuardedMemory, Threads, backward, each_mask, forward, gradients_of
 from hypothesis import given
 from hypothesis import strategies as st
-from matrix_unit import UNITS, code_of
+from matrix_unit import UNITS, code_of, code_of_pairs
 
 from flashmoe_science.cpu import attention_backward, library
 from flashmoe_science.gradients import Needs
-from flashmoe_science.jit.host import InstructionSet
 
 BF16 = torch.bfloat16
 KERNEL = "attention_backward", "flashmoe_attention_backward_method"
@@ -154,6 +153,6 @@ def test_the_matrix_unit_is_what_computes(monkeypatch: pytest.MonkeyPatch) -> No
     load = library.load_function
     monkeypatch.setattr(attention_backward, "_plans", {})
     monkeypatch.setattr(attention_backward, "_thread", attention_backward._OfThread())
-    monkeypatch.setattr(attention_backward, "_load", lambda *_: load(*KERNEL, InstructionSet.AVX512_BF16))
+    monkeypatch.setattr(attention_backward, "_load", lambda *_: load(*KERNEL, *code_of_pairs()))
     by_dot_products = gradients_of(case)
     assert not any(torch.equal(*pair) for pair in zip(on_the_unit, by_dot_products, strict=True))

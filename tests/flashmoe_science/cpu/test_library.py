@@ -46,20 +46,16 @@ def test_own_threads_where_no_openmp_runtime_is_loaded() -> None:
     assert "passed" in done.stdout
 
 
-@pytest.mark.usefixtures("fresh_processes")  # it is about what the loader finds first
-def test_a_call_does_not_wait_again_for_a_thread_that_other_programs_keep_from_beginning(
-    tmp_path: Path,
-) -> None:
-    """On a busy machine each call of OpenMP's team took a time slice of the others, whatever its size."""
+def passes_with_a_team_of_its_own(program: str, folder: Path) -> None:
+    """Run the program with the library, and with late_team.cpp in place of OpenMP's teams."""
     if not sys.platform.startswith("linux") or shutil.which("g++") is None:
         pytest.skip("needs Linux and g++")
-    program = Path(__file__).with_name("late_threads.py")
-    team = tmp_path / "late_team.so"
-    source = program.with_name("late_team.cpp")
+    team = folder / "late_team.so"
+    source = Path(__file__).with_name("late_team.cpp")
     subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(team)], check=True)
     build = next(build for build in cpu.build() if build.recipe.kernel == "attention_forward")
     done = subprocess.run(
-        [sys.executable, str(program), str(build.artifact)],
+        [sys.executable, str(Path(__file__).with_name(program)), str(build.artifact)],
         env={**os.environ, "LD_PRELOAD": str(team)},
         capture_output=True,
         text=True,
@@ -67,6 +63,20 @@ def test_a_call_does_not_wait_again_for_a_thread_that_other_programs_keep_from_b
     )
     assert done.returncode == 0, done.stderr
     assert "passed" in done.stdout
+
+
+@pytest.mark.usefixtures("fresh_processes")  # it is about what the loader finds first
+def test_a_call_does_not_wait_again_for_a_thread_that_other_programs_keep_from_beginning(
+    tmp_path: Path,
+) -> None:
+    """On a busy machine each call of OpenMP's team took a time slice of the others, whatever its size."""
+    passes_with_a_team_of_its_own("late_threads.py", tmp_path)
+
+
+@pytest.mark.usefixtures("fresh_processes")
+def test_the_keys_of_few_rows_are_shared_by_a_team(tmp_path: Path) -> None:
+    """One head of one row would otherwise be one task, whatever the number of threads."""
+    passes_with_a_team_of_its_own("split_keys.py", tmp_path)
 
 
 @pytest.mark.parametrize(

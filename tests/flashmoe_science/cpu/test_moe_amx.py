@@ -11,13 +11,12 @@ import torch
 from cpu_attention import GuardedMemory
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matrix_unit import UNITS, code_of
+from matrix_unit import UNITS, code_of, code_of_pairs
 from moe_reference import Moe, assert_as_exact_as_torch, exact_moe, interleaved, make_moe, torch_moe
 
 from flashmoe_science.cpu import library, moe_training
 from flashmoe_science.cpu import moe as cpu_moe
 from flashmoe_science.jit import host
-from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.moe_arguments import Activation, W13Layout
 from flashmoe_science.moe_gradients import MoeTensors
 
@@ -45,7 +44,7 @@ def by_dot_products(monkeypatch: pytest.MonkeyPatch) -> None:
     load = library.load_function
     monkeypatch.setattr(cpu_moe, "_plans", {})
     monkeypatch.setattr(
-        cpu_moe, "_load", lambda _: load("moe_forward", "flashmoe_moe_method", InstructionSet.AVX512_BF16)
+        cpu_moe, "_load", lambda _: load("moe_forward", "flashmoe_moe_method", *code_of_pairs())
     )
 
 

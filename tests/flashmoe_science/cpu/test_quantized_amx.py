@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from cpu_attention import GuardedMemory, Threads
-from matrix_unit import UNITS, code_of
+from matrix_unit import UNITS, code_of, code_of_pairs
 from moe_reference import interleaved
 from quantized_cases import Quantized, assert_right, make
 
@@ -112,5 +112,5 @@ def test_the_matrix_unit_is_what_computes(bits: int, monkeypatch: pytest.MonkeyP
     """Its sums have another order than those of dot products: bits differ somewhere."""
     made = make(64, 1024, 512, 2, 2, bits=bits, groups=(128, 128), dtype=BF16)
     on_the_unit = forward(made)
-    use(monkeypatch, InstructionSet.AVX512_BF16, {})
+    use(monkeypatch, *code_of_pairs())
     assert not torch.equal(forward(made), on_the_unit)

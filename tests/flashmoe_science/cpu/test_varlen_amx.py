@@ -11,14 +11,13 @@ import torch
 from cpu_attention import GuardedMemory
 from hypothesis import given
 from hypothesis import strategies as st
-from matrix_unit import UNITS, code_of
+from matrix_unit import UNITS, code_of, code_of_pairs
 from varlen_cases import Call, Shape, bounds, forget_calls, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch
 
 from flashmoe_science import attention_varlen
 from flashmoe_science.cpu import library
 from flashmoe_science.cpu import varlen as cpu
-from flashmoe_science.jit.host import InstructionSet
 
 BF16 = torch.bfloat16
 BF16_LSE_ATOL = 4e-3
@@ -161,9 +160,7 @@ def test_the_matrix_unit_is_what_computes(monkeypatch: pytest.MonkeyPatch) -> No
     on_the_unit, _ = attend(call, shape)
     forget_calls(monkeypatch)
     load = library.load_function
-    monkeypatch.setattr(
-        cpu, "_load", lambda _, method: load("attention_varlen", method, InstructionSet.AVX512_BF16)
-    )
+    monkeypatch.setattr(cpu, "_load", lambda _, method: load("attention_varlen", method, *code_of_pairs()))
     by_dot_products, _ = attend(call, shape)
     assert not torch.equal(on_the_unit, by_dot_products)
     torch.testing.assert_close(on_the_unit, by_dot_products, atol=2e-2, rtol=2e-2)

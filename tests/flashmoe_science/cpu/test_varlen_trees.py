@@ -10,6 +10,8 @@ from varlen_cases import NAN, Call, Shape, bounds, forget_calls, packed, paged
 from varlen_reference import assert_as_exact_as_pytorch, exact_varlen
 
 from flashmoe_science import InputError, attention_varlen
+from flashmoe_science.jit import host
+from flashmoe_science.jit.host import InstructionSet
 
 BF16_LSE_ATOL = 4e-3
 """See test_varlen.py."""
@@ -46,9 +48,9 @@ def test_as_exact_as_pytorch(
 @each_instruction_set
 @pytest.mark.parametrize("nodes", [3, 8, 20, 64])
 def test_a_tree_is_each_of_its_branches_alone(
-    instruction_set: str, nodes: int, monkeypatch: pytest.MonkeyPatch
+    instruction_set: InstructionSet, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FLASHMOE_CPU_ISA", getattr(instruction_set, "value", instruction_set))
+    monkeypatch.setattr(host, "choose_instruction_set", lambda: instruction_set)
     forget_calls(monkeypatch)
     prefix = 70
     for seed in range(3):

@@ -5,12 +5,13 @@
 // with 16 rows and 16 pairs of A, 16 pairs and 16 columns of B in one instruction. Rows of A are 64 bytes of 32 neighbouring
 // numbers, as keys lie in memory; rows of B are 16 pairs side by side, which is how tiles keep queries and weights.
 //
-// EMULATE_AMX, a macro of the tests, computes the same with loops on processors that have no such unit.
+// EMULATE_AMX, a macro of the tests, computes the same with loops on processors that have no such unit. With EMULATE_BF16
+// (bf16.h) they need no instructions for bf16 either.
 #pragma once
 
 #include "vector.h"
 
-#if defined(__AVX512BF16__) && (defined(__AMX_BF16__) || defined(EMULATE_AMX))
+#if HAS_BF16 && (defined(__AMX_BF16__) || defined(EMULATE_AMX))
 #define HAS_AMX 1
 #else
 #define HAS_AMX 0

@@ -47,7 +47,7 @@ struct FloatBackwardPath {
     }
 };
 
-#ifdef __AVX512BF16__
+#if HAS_BF16
 struct PairBackwardPath {
     typedef AmxSession Session;
     typedef BFloat16 Element;
@@ -94,7 +94,7 @@ template <class Path, int G, bool MASKED>
 void weigh_columns(
     const BackwardWorkspace& w, const WeightInputs& inputs, ptrdiff_t ld, int keys, int column, int lane) {
     if constexpr (Path::PAIRS) {
-#ifdef __AVX512BF16__
+#if HAS_BF16
         const PairOutputs to = {(BFloat16*)w.weight_pairs, (BFloat16*)w.gradient_pairs, w.gradient_key_pairs};
         weigh_to_pairs<G, MASKED>(inputs, to, w.scores, w.gradients, ld, keys, column, lane);
 #endif

@@ -116,7 +116,7 @@ WeightSums sum_weights(
     return {sum, total};
 }
 
-#ifdef __AVX512BF16__
+#if HAS_BF16
 // Where weigh_pairs writes, all rounded to bf16: weights and gradients [key][ld], and gradients as pairs of keys [key / 2][ld].
 struct PairOutputs {
     BFloat16 *weights, *gradients;

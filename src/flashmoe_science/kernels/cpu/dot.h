@@ -15,7 +15,7 @@ struct WidenDot {
     INLINE F accumulate(F acc, F a, F b) { return madd(a, b, acc); }
 };
 
-#ifdef __AVX512BF16__
+#if HAS_BF16
 // Pairs of bf16 numbers, multiplied and added to fp32 sums in one instruction.
 struct PairDot {
     typedef BFloat16 Element;

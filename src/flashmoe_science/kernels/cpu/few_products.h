@@ -10,7 +10,7 @@
 #include "problem.h"
 
 // Beside a matrix unit a dot product of pairs takes as long as four multiply-adds: there elements are widened.
-#if defined(__AVX512BF16__) && !HAS_AMX
+#if HAS_BF16 && !HAS_AMX
 #define FEW_DOTS 1
 #else
 #define FEW_DOTS 0
@@ -360,7 +360,7 @@ INLINE void add_few(
         span, sum, head.rescale + row, head.block + row * out_row + d, head.out + row * out_row + d, out_row);
 }
 
-#ifdef __AVX512BF16__
+#if HAS_BF16
 // The same with weights in bf16, two keys at a time; an odd last one is paired with zeros.
 template <int R, int C>
 INLINE void add_few_pairs(
@@ -420,7 +420,7 @@ __attribute__((noinline)) void add_values_of_span(
     constexpr int VECTORS = FewNumbers<T>::VECTORS;
     constexpr int ROWS = FEW_PASS_ROWS<T, R>, C = FEW_PASS_VECTORS<T, R>;
     int d = 0;
-#ifdef __AVX512BF16__
+#if HAS_BF16
     if constexpr (PAIRS) {
         for (; d + C * W <= value_dim; d += C * W) add_few_pairs<ROWS, C>(head, row, of_head, rows, span, d, C * W, out_row);
         for (; d < value_dim; d += 2 * W) add_few_pairs<ROWS, 2>(head, row, of_head, rows, span, d, value_dim - d, out_row);
@@ -452,7 +452,7 @@ void add_values_few(const FewHead* head, const FewRows& rows, int value_dim) {
 // Weights of a row's keys in the place of which they are: as they are multiplied with values.
 template <bool PAIRS>
 INLINE F store_few_weights(float* weights, int k, F x) {
-#ifdef __AVX512BF16__
+#if HAS_BF16
     if constexpr (PAIRS) {
         // Behind what is read next: two bytes a key in place of four.
         store_rounded((BFloat16*)weights + k, x);

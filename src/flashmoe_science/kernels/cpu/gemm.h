@@ -17,7 +17,7 @@ struct FloatProduct {
     INLINE F accumulate(F acc, F a, F b) { return madd(a, b, acc); }
 };
 
-#ifdef __AVX512BF16__
+#if HAS_BF16
 // Two neighbouring bf16 numbers of A times W pairs of B.
 struct PairProduct {
     INLINE F broadcast(const char* a) {

@@ -60,7 +60,7 @@ static void widen_rows(const char* from, ptrdiff_t stride, int rows, int head_di
         }
 }
 
-#ifdef __AVX512BF16__
+#if HAS_BF16
 // load_queries for bf16 pairs, factor 1, -1 or 0: to[d / 2][query] holds elements d and d + 1.
 static void load_query_pairs(
     const char* const* row, int rows, int head_dim, float factor, float* to, ptrdiff_t ld, int columns) {

@@ -53,7 +53,7 @@ struct WidenPath {
     }
 };
 
-#ifdef __AVX512BF16__
+#if HAS_BF16
 struct PairPath {
     typedef AmxSession Session;
     typedef BFloat16 Element;

@@ -50,7 +50,7 @@ void weigh_block(
         raise_maxima<MAX_COLUMNS>(running, column, w.block_max, scale);
     for (; column < last; ++column) raise_maxima<1>(running, column, w.block_max, scale);
     if constexpr (Path::PAIRS) {
-#ifdef __AVX512BF16__
+#if HAS_BF16
         for (; first + 2 <= last; first += 2)
             weigh_pairs<2>(w.scores, w.pairs, ld, keys, first, w.block_max, running, scale);
         if (first < last) weigh_pairs<1>(w.scores, w.pairs, ld, keys, first, w.block_max, running, scale);

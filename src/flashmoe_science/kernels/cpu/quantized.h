@@ -102,7 +102,7 @@ INLINE void load_even_odd(const T* p, F& even, F& odd) {
 }
 #endif
 
-#ifdef __AVX512BF16__
+#if HAS_BF16
 // Numbers of 4 bits as bf16 by the low four bits of words. A permutation looks at five: the table stands there twice.
 INLINE __m512i bfloat16_of_int4(__m512i x) {
     return _mm512_permutexvar_epi16(x, _mm512_broadcast_i64x4(_mm256_setr_epi16(
@@ -114,10 +114,10 @@ INLINE __m512i bfloat16_of_int4(__m512i x) {
 struct Int8Weights {
     static constexpr int BITS = 8;
     static constexpr int STEP = 2 * W;
-#ifdef __AVX512BF16__
+#if HAS_BF16
     // 2 * W numbers in their order, which bfloat16 has all of.
     INLINE void store_bfloat16(const char* row, int depth, BFloat16* to) {
-        _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(widen_int8(row + depth + W), widen_int8(row + depth)));
+        _mm512_storeu_si512(to, bf16_rounded(widen_int8(row + depth + W), widen_int8(row + depth)));
     }
 #endif
     INLINE F accumulate(F sum, F a, F b) { return madd(a, b, sum); }
@@ -139,7 +139,7 @@ struct Int4Weights {
     INLINE void load_pair(const char* row, int depth, F& first, F& second) { widen_int4(row + (depth >> 1), first, second); }
     template <class T>
     INLINE void load_token(const T* token, F& first, F& second) { load_even_odd(token, first, second); }
-#ifdef __AVX512BF16__
+#if HAS_BF16
     INLINE void store_bfloat16(const char* row, int depth, BFloat16* to) {
         const __m512i x = load_bytes(row + (depth >> 1));
         _mm512_storeu_si512(to, bfloat16_of_int4(_mm512_or_si512(x, _mm512_slli_epi32(x, 12))));
@@ -147,7 +147,7 @@ struct Int4Weights {
 #endif
 };
 
-#ifdef __AVX512BF16__
+#if HAS_BF16
 // Numbers of 4 bits are exact as bf16, so that tokens of that type take dot products of pairs: of even elements, then of odd.
 struct Int4Pairs {
     static constexpr int BITS = 4;
@@ -259,7 +259,7 @@ template <class Weights, class T>
 static void quantized_rows(
     const WeightRows<T>& rows, const char* const* tokens, int count, int depth, int group, float* out,
     ptrdiff_t out_row) {
-#ifdef __AVX512BF16__
+#if HAS_BF16
     if constexpr (is_same<Weights, Int4Weights>::value && is_same<T, BFloat16>::value)
         if (group % Int4Pairs::STEP == 0) {
             quantized_rows<Int4Pairs, T>(rows, tokens, count, depth, group, out, out_row);

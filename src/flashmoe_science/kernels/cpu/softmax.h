@@ -98,7 +98,7 @@ static void weigh(
     for (int g = 0; g < G; ++g) add_to_sum(running, (column + g) * W, total[g]);
 }
 
-#ifdef __AVX512BF16__
+#if HAS_BF16
 // Two rows of scores become one of bf16 pairs. Without a second row the pair's other half is zero.
 template <int G, bool BOTH>
 INLINE void weigh_two_rows(

@@ -232,7 +232,7 @@ void start_tile(const Job& job, Tile& tile, const char* query, char* out, int co
         tile.sum[i] = 0.0f;
     }
     if constexpr (Path::PAIRS) {
-#ifdef __AVX512BF16__
+#if HAS_BF16
         load_query_pairs(tile.query_row, tile.rows, head_dim, job.query_factor, tile.query, ld, columns);
 #endif
     } else {

@@ -42,7 +42,7 @@ struct WidenedTile {
     }
 };
 
-#ifdef __AVX512BF16__
+#if HAS_BF16
 // Neighbours along the depth as pairs, an odd last one with zero.
 struct PairedTile {
     typedef BFloat16 Element;
@@ -135,7 +135,7 @@ inline void multiply_parts<MatrixTile, true>(TileMemory& memory, int rows, int c
     multiply_pairs_on_amx<true>(memory, rows, columns, depth, begins);
 }
 typedef MatrixTile BFloat16Tile;
-#elif defined(__AVX512BF16__)
+#elif HAS_BF16
 typedef PairedTile BFloat16Tile;
 #else
 typedef WidenedTile<BFloat16> BFloat16Tile;

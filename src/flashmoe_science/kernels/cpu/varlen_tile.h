@@ -96,7 +96,7 @@ template <class Path>
 void load_tile(const VarlenProblem& p, const VarlenTile& tile, int ld) {
     const int columns = up_to_multiple(tile.rows, W) / W;
     if constexpr (Path::PAIRS) {
-#ifdef __AVX512BF16__
+#if HAS_BF16
         load_query_pairs(tile.query_row, tile.rows, (int)p.head_dim, 1.0f, tile.query, ld, columns);
 #endif
     } else {

@@ -26,6 +26,13 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+// Whether there are instructions for bf16, or what stands for them: bf16.h.
+#if defined(__AVX512BF16__) || defined(EMULATE_BF16)
+#define HAS_BF16 1
+#else
+#define HAS_BF16 0
+#endif
+
 // What is added to a number to round it; the sum's low bits are the number and, where an implementation of times_power
 // wants it, the exponent's bias.
 #define ROUND_BASE 12582912.0f

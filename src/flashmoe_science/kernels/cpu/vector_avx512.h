@@ -2,6 +2,8 @@
 
 #include <immintrin.h>
 
+#include "bf16.h"
+
 typedef __m512 F;
 constexpr int W = 16;
 constexpr int MAX_COLUMNS = 4;
@@ -122,9 +124,9 @@ INLINE void store_first(BFloat16* p, F x, int count) {
     _mm256_mask_storeu_epi16(p, first_lanes(count), narrow);
 }
 
-#ifdef __AVX512BF16__
+#if HAS_BF16
 // Each 32-bit lane holds two bf16 numbers; acc += a.low * b.low + a.high * b.high.
-INLINE F dot_pairs(F acc, F a, F b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b); }
+INLINE F dot_pairs(F acc, F a, F b) { return bf16_dot(acc, _mm512_castps_si512(a), _mm512_castps_si512(b)); }
 
 // Zero for each of the bf16 numbers that is finite, else NaN.
 INLINE F times_zero_pairs(F x) {
@@ -138,13 +140,12 @@ INLINE F pack_pairs(F low, F high) {
     const __m512i order = _mm512_set_epi16(
         31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
         23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    return _mm512_castsi512_ps(
-        _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low)));
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, bf16_rounded(high, low)));
 }
 
 // Numbers rounded to bf16.
 INLINE F rounded_to_bf16(F x) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x)), 16));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16_rounded(x)), 16));
 }
 
 // Two rows of pairs become pairs of one number of each: of the first four of each eight numbers, and of the other four.
@@ -154,7 +155,7 @@ INLINE void pair_rows(F a, F b, F x[2]) {
 }
 
 // W neighbouring bf16 numbers.
-INLINE void store_rounded(BFloat16* p, F x) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x)); }
+INLINE void store_rounded(BFloat16* p, F x) { _mm256_storeu_si256((__m256i*)p, bf16_rounded(x)); }
 
 // Lane i: (low[i], high[i]), the first `count` lanes.
 INLINE F interleave_first(const BFloat16* low, const BFloat16* high, int count) {
