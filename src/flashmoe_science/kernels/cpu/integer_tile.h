@@ -5,19 +5,26 @@
 #include "integer_products.h"
 #include "integer_rounding.h"
 #include "softmax.h"
+#include "tile.h"
 
 namespace {
 
 // With fewer rows the work is done before a block's keys and values have been rounded.
-constexpr int MIN_INTEGER_ROWS = 2 * TILE_QUERIES;
+constexpr int MIN_INTEGER_ROWS = larger(TILE_QUERIES, 32);
+// Rows of all row spaces: with fewer, narrow tiles keep more threads at work.
+constexpr int MIN_INTEGER_QUERIES = 2 * TILE_QUERIES;
 
-// By the shape and what is asked for alone, as are the tiles then: the bits do not depend on the number of threads.
+// With AVX2 tiles are narrow enough as they are.
+constexpr bool NARROW_INTEGER_TILES = W > 8;
+
+// By the shape and what is asked for alone, and so are tiles, or what goes by them: bits do not depend on the number of threads.
 bool takes_integers(const Job& job) {
     const AttentionProblem& p = *job.problem;
     // A log-sum-exp of float16 is as exact as PyTorch's, which has that of fp32 scores.
     const bool type_fits = p.element_type == BFLOAT16 || (p.element_type == FLOAT16 && job.lse == nullptr);
-    return HAS_INTEGERS && type_fits && job.rows >= MIN_INTEGER_ROWS && p.seqlen_k >= BLOCK_KEYS &&
-           (W == 8 || p.head_dim % W == 0);
+    // Whole vectors, which head dimensions are of eight lanes.
+    const bool lanes_fit = W == 8 || (p.head_dim % W == 0 && job.rows * job.row_spaces >= MIN_INTEGER_QUERIES);
+    return HAS_INTEGERS && type_fits && job.rows >= MIN_INTEGER_ROWS && p.seqlen_k >= BLOCK_KEYS && lanes_fit;
 }
 
 #if HAS_INTEGERS
@@ -217,16 +224,36 @@ void attend_in_integers(const Job& job, const Workspace& w, const Tile& tile, in
         attend_in_integers<T, 1>(job, w, tile, ld);
 }
 
-// Whether the mask leaves the tile all of the block, and it still tries.
-bool wants_integers(const Tile& tile, const KeyBlock& block) {
-    return block.first + BLOCK_KEYS - 1 <= tile.diagonal && tile.integers.misses < MAX_MISSES;
+// Whether the mask leaves the whole tile all of the block, and it still tries.
+bool wants_integers(const Job& job, const Tile& tile, const KeyBlock& block) {
+    const int64_t seen = NARROW_INTEGER_TILES ? tile.diagonal - vectors_before(job, tile) * W : tile.diagonal;
+    return block.first + BLOCK_KEYS - 1 <= seen && tile.integers.misses < MAX_MISSES;
+}
+
+// What the queries of a narrow tile may lose, in whose blocks: that of the whole tile that it is a part of, as its bits go by.
+// Those lie in `w` meanwhile, where keys and values come later.
+template <class T>
+void bound_by_whole_tile(const Job& job, const Workspace& w, Tile& tile, const char* query, char* out) {
+    const int head_dim = (int)job.problem->head_dim;
+    Tile whole;
+    whole.query = w.key;
+    whole.integers.pairs = w.value;
+    whole.integers.unit = w.value + head_dim / 2 * TILE_QUERIES;
+    whole.first_row = tile.first_row - vectors_before(job, tile) * W;
+    whole.rows = (int)smaller<int64_t>(TILE_QUERIES, job.rows - whole.first_row);
+    const int columns = up_to_multiple(whole.rows, W) / W;
+    find_rows(job, whole, query, out);
+    load_queries<T>(whole.query_row, whole.rows, head_dim, job.query_factor, whole.query, TILE_QUERIES, columns);
+    round_queries<T>(whole, head_dim, columns, TILE_QUERIES, whole.integers);
+    tile.integers.squares = whole.integers.squares;
+    tile.integers.errors = whole.integers.errors;
 }
 
 // A block as integers; false where no tile of the task wants it, it has fewer keys, or they or their values cannot be integers.
 template <class T>
-bool round_block(const Tile* tile, int tiles, const KeyBlock& block, int head_dim, IntegerBlock& to) {
+bool round_block(const Job& job, const Tile* tile, int tiles, const KeyBlock& block, int head_dim, IntegerBlock& to) {
     bool wanted = false;
-    for (int t = 0; t < tiles; ++t) wanted |= wants_integers(tile[t], block);
+    for (int t = 0; t < tiles; ++t) wanted |= wants_integers(job, tile[t], block);
     return wanted && block.count == BLOCK_KEYS && round_keys<T>(block.key, block.key_row, head_dim, to) &&
            round_values<T>(block.value, block.value_row, head_dim, to);
 }
@@ -247,7 +274,7 @@ bool fits_integers(const Job& job, const Tile& tile, const IntegerBlock& integer
 template <class T>
 bool attends_in_integers(
     const Job& job, const Workspace& w, Tile& tile, const KeyBlock& block, bool rounded, int columns, int ld) {
-    if (!wants_integers(tile, block)) return false;
+    if (!wants_integers(job, tile, block)) return false;
     if (!rounded || !fits_integers<T>(job, tile, w.integers)) {
         ++tile.integers.misses;
         return false;
