@@ -43,9 +43,7 @@ def build(names: Sequence[str] = KERNELS, instruction_set: InstructionSet | None
     """
     chosen = instruction_set or host.choose_instruction_set()
     return [
-        host.build(
-            SOURCES / f"{name}.cpp", name, chosen, further_features=features_besides(name, chosen)
-        )
+        host.build(SOURCES / f"{name}.cpp", name, chosen, further_features=features_besides(name, chosen))
         for name in names
     ]
 
