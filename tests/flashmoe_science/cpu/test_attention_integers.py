@@ -1,7 +1,7 @@
 """Attention of 16-bit types where its products are those of 16-bit integers, block by block, and where they may not be.
 
-Whole blocks of 64 keys, for 32 rows or more with AVX2. With AVX-512, where it has products of integers and none of bf16,
-for 64 rows or more, and 128 in all. Other instruction sets compute the same in their own ways.
+Whole blocks of 64 keys, for 32 rows or more with AVX2. AVX-512, where it has products of integers and none of bf16,
+takes 64 rows or more, and 128 in all. Other instruction sets compute the same in their own ways.
 """
 
 from __future__ import annotations
