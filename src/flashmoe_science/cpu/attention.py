@@ -21,7 +21,7 @@ from flashmoe_science.alike import Matches, matcher, never, no_call
 from flashmoe_science.arguments import check_arguments, check_causal, reject_without_memory
 from flashmoe_science.configs.ablation import Ablation
 from flashmoe_science.cpu.attention_backward import FIELDS, OPTIONS, backward, fields, options
-from flashmoe_science.cpu.library import CPU, allocate, load_function
+from flashmoe_science.cpu.library import CPU, allocate, features_besides, load_function
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.plans import keep
@@ -302,4 +302,10 @@ def without(
 
 @functools.cache
 def _load_attention(instruction_set: InstructionSet, ablation: Ablation) -> Callable[..., int]:
-    return load_function("attention_forward", "flashmoe_attention_method", instruction_set, ablation.macros)
+    return load_function(
+        "attention_forward",
+        "flashmoe_attention_method",
+        instruction_set,
+        ablation.macros,
+        features_besides("attention_forward", instruction_set),
+    )

@@ -42,7 +42,18 @@ def build(names: Sequence[str] = KERNELS, instruction_set: InstructionSet | None
         BuildError, DeviceError: see `flashmoe_science.jit.host.build`.
     """
     chosen = instruction_set or host.choose_instruction_set()
-    return [host.build(SOURCES / f"{name}.cpp", name, chosen) for name in names]
+    return [
+        host.build(SOURCES / f"{name}.cpp", name, chosen, further_features=features_besides(name, chosen))
+        for name in names
+    ]
+
+
+def features_besides(kernel: str, instruction_set: InstructionSet) -> tuple[str, ...]:
+    """CPU features that a source file in kernels/cpu takes besides those of the instruction set: where there are no
+    products of bf16, attention of 16-bit types takes those of integers.
+    """
+    in_integers = kernel == "attention_forward" and instruction_set is InstructionSet.AVX512
+    return host.integer_dot_products(instruction_set) if in_integers else ()
 
 
 def load_function(

@@ -1,6 +1,7 @@
 """Attention of 16-bit types where its products are those of 16-bit integers, block by block, and where they may not be.
 
-Whole blocks of 64 keys for 32 rows or more, on AVX2. Other instruction sets compute the same in their own ways.
+Whole blocks of 64 keys, for 32 rows or more with AVX2. AVX-512, where it has products of integers and none of bf16,
+takes 64 rows or more, and 128 in all. Other instruction sets compute the same in their own ways.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashmoe_science.cpu import attention
+from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
-from instruction_sets import AVAILABLE, each_instruction_set
+from instruction_sets import each_instruction_set
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 each_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -302,7 +304,7 @@ def roundings_that_add_up(length: float, head_dim: int = 64) -> Tensors:
 
 def lengths_below_a_power_of_two(element: float) -> Tensors:
     """Products of whole rows that come near the largest integer."""
-    query, key = torch.full((1, 1, 64, 64), element), torch.full((1, 1, 128, 64), element)
+    query, key = torch.full((1, 1, 128, 64), element), torch.full((1, 1, 128, 64), element)
     key *= normal(1, 1, 128, 1, seed=2).sign()
     return query, key, normal(1, 1, 128, 64, seed=3)
 
@@ -358,22 +360,51 @@ def test_every_row_is_as_exact_as_pytorchs(
     assert of_row.square().mean() <= 4 * their_row.square().mean() + (half_a_unit / 16).square().mean()
 
 
-@pytest.mark.skipif(InstructionSet.AVX2 not in AVAILABLE, reason="this CPU lacks avx2")
+def takes_integers(instruction_set: InstructionSet) -> bool:
+    if instruction_set is InstructionSet.AVX512:
+        return host.integer_dot_products(instruction_set) != ()
+    return instruction_set is InstructionSet.AVX2
+
+
+@each_instruction_set
 @pytest.mark.parametrize(
     ("head_dim", "dtype"),
     [*((d, torch.bfloat16) for d in (32, 64, 128, 256)), *((d, torch.float16) for d in (32, 64, 128))],
 )
-def test_ordinary_numbers_are_taken_as_integers(head_dim: int, dtype: torch.dtype) -> None:
+def test_ordinary_numbers_are_taken_as_integers(
+    head_dim: int, dtype: torch.dtype, instruction_set: InstructionSet
+) -> None:
     """In fp32 they would be the rounded results of the widened numbers, bit by bit."""
+    if not takes_integers(instruction_set):
+        pytest.skip("this instruction set has none, or other products of 16-bit types")
     tensors = [tensor.to(dtype) for tensor in problem(head_dim=head_dim)]
-    out = attend(*tensors, False, None, InstructionSet.AVX2)
-    widened = attend(*(tensor.float() for tensor in tensors), False, None, InstructionSet.AVX2)
+    out = attend(*tensors, False, None, instruction_set)
+    widened = attend(*(tensor.float() for tensor in tensors), False, None, instruction_set)
     assert not torch.equal(out, widened.to(dtype))
 
 
-@pytest.mark.skipif(InstructionSet.AVX2 not in AVAILABLE, reason="this CPU lacks avx2")
+@each_instruction_set
 @each_type
-def test_pooled_errors_are_below_115_percent_of_pytorchs(dtype: torch.dtype) -> None:
+@each_mask
+@pytest.mark.parametrize("row", [5, 70, 149])
+def test_one_large_query_sends_the_same_blocks_to_fp32_on_any_number_of_threads(
+    row: int, causal: bool, dtype: torch.dtype, instruction_set: InstructionSet
+) -> None:
+    """Many threads have narrow tiles, of which one alone has that query."""
+    query, key, value = (tensor.to(dtype) for tensor in problem(150, 330))
+    query[:, :, row] *= 40
+    with Threads(1):
+        alone = attend(query, key, value, causal, None, instruction_set)
+    for threads in (5, 16, 32):
+        with Threads(threads):
+            assert torch.equal(attend(query, key, value, causal, None, instruction_set), alone)
+
+
+@each_instruction_set
+@each_type
+def test_pooled_errors_are_below_115_percent_of_pytorchs(
+    dtype: torch.dtype, instruction_set: InstructionSet
+) -> None:
     """Of ordinary numbers up to where scores are left to fp32: there digits are fewest."""
     for scale in (0.25, 1.0, 1.5, 2.0, 4.0):
         ours, theirs = 0.0, 0.0
@@ -383,7 +414,7 @@ def test_pooled_errors_are_below_115_percent_of_pytorchs(dtype: torch.dtype) -> 
                 for i, factor in enumerate((scale, 1.0, 1.0))
             ]
             exact, _ = exact_attention(*tensors, False)
-            out = attend(*tensors, False, None, InstructionSet.AVX2)
+            out = attend(*tensors, False, None, instruction_set)
             ours += float((out.double() - exact).square().mean())
             theirs += float((torch_attention(*tensors, False).double() - exact).square().mean())
         assert ours <= 1.15**2 * theirs, scale

@@ -15,7 +15,7 @@ from sanitizers import output_under_sanitizers
 
 from flashmoe_science import cpu
 from flashmoe_science.cpu import attention, varlen
-from flashmoe_science.cpu.library import SOURCES
+from flashmoe_science.cpu.library import SOURCES, features_besides
 from flashmoe_science.errors import BuildError
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
@@ -31,6 +31,16 @@ def test_build_lists_every_kernel_and_finds_it_again() -> None:
         assert build.artifact.read_bytes()[:4] == b"\x7fELF"
         assert build.resources is None
         assert set(host.choose_instruction_set().flags) <= set(build.recipe.flags)
+
+
+@pytest.mark.parametrize("instruction_set", list(InstructionSet))
+def test_attention_takes_products_of_integers_where_there_are_none_of_bf16(
+    instruction_set: InstructionSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "cpu_features", lambda: frozenset({"avx512_vnni"}))
+    in_integers = instruction_set is InstructionSet.AVX512
+    assert features_besides("attention_forward", instruction_set) == (("avx512_vnni",) if in_integers else ())
+    assert features_besides("attention_varlen", instruction_set) == ()
 
 
 def test_own_threads_where_no_openmp_runtime_is_loaded() -> None:
@@ -108,7 +118,9 @@ def test_the_sanitized_programs_pass_what_the_library_does(
     ],
 )
 def test_no_undefined_behaviour_under_the_sanitizers(kernel: str, calls: str) -> None:
-    assert "passed" in output_under_sanitizers(SOURCES / f"{kernel}.cpp", Path(__file__).with_name(calls))
+    further = features_besides(kernel, host.choose_instruction_set())
+    source, program = SOURCES / f"{kernel}.cpp", Path(__file__).with_name(calls)
+    assert "passed" in output_under_sanitizers(source, program, further_features=further)
 
 
 def test_a_source_that_does_not_compile_is_reported_with_its_first_error(tmp_path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from flashmoe_science.arguments import check_arguments, check_causal
 from flashmoe_science.attention import flash_attention
+from flashmoe_science.cpu.library import features_besides
 from flashmoe_science.cuda.attention.forward import asked
 from flashmoe_science.cuda.attention.select import FORWARD
 from flashmoe_science.cuda.device import Device, device_of
 from flashmoe_science.cuda.varlen import dense as with_options
 from flashmoe_science.explanation.record import Arguments, Explainable, Explanation, explained_on_cuda
+from flashmoe_science.jit.host import InstructionSet
 from flashmoe_science.varlen.dense import EVERYTHING
 from flashmoe_science.varlen.dense_forward import check_sinks
 from flashmoe_science.varlen.options import check_softcap, check_window
@@ -64,10 +68,19 @@ def _on_matrix_unit(arguments: Arguments) -> bool:
     return query.dtype == torch.bfloat16 and query.shape[-1] % AMX_STEP == 0
 
 
+def _cpu_kernel(arguments: Arguments) -> str:
+    return "attention_forward" if _is_plain(arguments) else "attention_varlen"
+
+
+def _further(arguments: Arguments, chosen: InstructionSet) -> Sequence[str]:
+    return features_besides(_cpu_kernel(arguments), chosen)
+
+
 EXPLAINED = Explainable(
     function=flash_attention,
     check=_check,
     on_cuda=_on_cuda,
-    cpu_kernel=lambda arguments: "attention_forward" if _is_plain(arguments) else "attention_varlen",
+    cpu_kernel=_cpu_kernel,
     on_matrix_unit=_on_matrix_unit,
+    further=_further,
 )

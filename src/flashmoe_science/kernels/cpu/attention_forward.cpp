@@ -63,8 +63,11 @@ void run_task(const Job& job, Workspace& w, int64_t space, int64_t part, int64_t
         start_tile<Path>(job, tile, query, out, up_to_multiple(tile.rows, W) / W, ld);
 #if HAS_INTEGERS
         if constexpr (IN_INTEGERS)
-            if (job.integers)
+            if (job.integers) {
                 round_queries<Element>(tile, (int)p.head_dim, up_to_multiple(tile.rows, W) / W, ld, tile.integers);
+                if constexpr (NARROW_INTEGER_TILES)
+                    if (ld < TILE_QUERIES) bound_by_whole_tile<Element>(job, w, tile, query, out);
+            }
 #endif
         keys = larger(keys, tile.keys);
     }
@@ -82,7 +85,7 @@ void run_task(const Job& job, Workspace& w, int64_t space, int64_t part, int64_t
         [[maybe_unused]] bool rounded = false;
 #if HAS_INTEGERS
         if constexpr (IN_INTEGERS)
-            rounded = job.integers && round_block<Element>(w.tile, tiles, block, (int)p.head_dim, w.integers);
+            rounded = job.integers && round_block<Element>(job, w.tile, tiles, block, (int)p.head_dim, w.integers);
 #endif
         bool prepared = false;
         for (int t = 0; t < tiles; ++t) {
@@ -249,7 +252,7 @@ int divide(Job& job, int threads) {
         return (int)smaller<int64_t>(threads, job.tasks);
     }
     const int64_t wanted = (threads + job.row_spaces - 1) / job.row_spaces;
-    if (!job.integers && (job.rows + tile - 1) / tile < wanted) {
+    if ((NARROW_INTEGER_TILES || !job.integers) && (job.rows + tile - 1) / tile < wanted) {
         tile = smaller(tile, up_to_multiple((job.rows + wanted - 1) / wanted, W));
         while (whole % tile != 0) tile -= W;  // see vectors_before
     }

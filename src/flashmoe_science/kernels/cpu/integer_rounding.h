@@ -80,8 +80,7 @@ constexpr int MAX_MISSES = 4;
 
 // By what rows of these lengths are multiplied.
 INLINE F integer_scale(F squares) {
-    const __m256i half = _mm256_srai_epi32(exponent_of(squares), 1);
-    return power_of_two(_mm256_sub_epi32(_mm256_set1_epi32(LENGTH_BITS - 1), half));
+    return power_of_two(sub_integers(all_integers(LENGTH_BITS - 1), halved(exponent_of(squares))));
 }
 
 float largest_lane(F x) {
@@ -173,7 +172,7 @@ bool round_keys(const char* key, ptrdiff_t row, int head_dim, IntegerBlock& to) 
         for (int first = 0; first < head_dim; first += Digits<T>::DEPTH) {
             const int end = smaller(first + Digits<T>::DEPTH, head_dim);
             F squares[W];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int i = 0; i < W; ++i) {
                 const T* const from = (const T*)(key + (k + i) * row);
                 squares[i] = set1(0.0f);
@@ -246,7 +245,7 @@ INLINE bool scale_columns(const char* value, ptrdiff_t row, int d, Columns& colu
         if (!all_at_most(most[g], mul(total[g], set1(MAX_VALUE_RATIO / BLOCK_KEYS))) ||
             !all_at_most(set1(MIN_VALUE), counted) || !all_at_most(total[g], set1(MAX_VALUE)))
             return false;
-        const F scale = power_of_two(_mm256_sub_epi32(_mm256_set1_epi32(Digits<T>::VALUE_BITS - 1), exponent_of(counted)));
+        const F scale = power_of_two(sub_integers(all_integers(Digits<T>::VALUE_BITS - 1), exponent_of(counted)));
         store(columns.scale + d + g * W, scale);
         store(unit + d + g * W, div(set1(1.0f / (1 << Digits<T>::WEIGHT_BITS)), scale));
         const F integer = mul(most[g], scale);
@@ -261,7 +260,7 @@ INLINE bool scale_columns(const char* value, ptrdiff_t row, int d, Columns& colu
 template <class T>
 INLINE F least_squares(F of_maxima) {
     F lanes[W];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < W; ++i) lanes[i] = of_maxima;
     return mul(sum_lanes(lanes), set1(Digits<T>::MIN_VALUE_ROW * Digits<T>::MIN_VALUE_ROW));
 }
@@ -301,7 +300,7 @@ bool round_values(const char* value, ptrdiff_t row, int head_dim, IntegerBlock& 
                 store(pairs + d, integer_pairs(integer[0], integer[1]));
             }
             for (int r = 0; r < 2; ++r) {
-                if (_mm256_movemask_ps(_mm256_cmp_ps(largest[r], least, _CMP_GE_OQ)) == 0) return false;
+                if (none_at_least(largest[r], least)) return false;
                 as_given[i + r] = given[r];
                 as_integers[i + r] = integers[r];
             }

@@ -2,21 +2,29 @@
 // tile.h does with fp32 numbers.
 #pragma once
 
-#include "gemm.h"
+#include "integer_products.h"
 #include "integer_rounding.h"
 #include "softmax.h"
+#include "tile.h"
 
 namespace {
 
 // With fewer rows the work is done before a block's keys and values have been rounded.
-constexpr int MIN_INTEGER_ROWS = 2 * TILE_QUERIES;
+constexpr int MIN_INTEGER_ROWS = larger(TILE_QUERIES, 32);
+// Rows of all row spaces: with fewer, narrow tiles keep more threads at work.
+constexpr int MIN_INTEGER_QUERIES = 2 * TILE_QUERIES;
 
-// By the shape and what is asked for alone, as are the tiles then: the bits do not depend on the number of threads.
+// With AVX2 tiles are narrow enough as they are.
+constexpr bool NARROW_INTEGER_TILES = W > 8;
+
+// By the shape and what is asked for alone, and so are tiles, or what goes by them: bits do not depend on the number of threads.
 bool takes_integers(const Job& job) {
     const AttentionProblem& p = *job.problem;
     // A log-sum-exp of float16 is as exact as PyTorch's, which has that of fp32 scores.
     const bool type_fits = p.element_type == BFLOAT16 || (p.element_type == FLOAT16 && job.lse == nullptr);
-    return HAS_INTEGERS && type_fits && job.rows >= MIN_INTEGER_ROWS && p.seqlen_k >= BLOCK_KEYS;
+    // Whole vectors, which head dimensions are of eight lanes.
+    const bool lanes_fit = W == 8 || (p.head_dim % W == 0 && job.rows * job.row_spaces >= MIN_INTEGER_QUERIES);
+    return HAS_INTEGERS && type_fits && job.rows >= MIN_INTEGER_ROWS && p.seqlen_k >= BLOCK_KEYS && lanes_fit;
 }
 
 #if HAS_INTEGERS
@@ -84,85 +92,6 @@ struct IntegerOutputs {
         }
     }
 };
-
-// Four rows by two vectors of columns. Products come before sums, and one vector is read where it lies: on Zen 3 1.55 products
-// a cycle, in place of 1.37.
-#define INTEGER_STEP(A0, A1, A2, A3, B0, B1)                                           \
-    "vbroadcastss " A0 ", %%ymm9\n\tvmovups " B0 ", %%ymm8\n\t"                        \
-    "vpmaddwd %%ymm8, %%ymm9, %%ymm10\n\tvpmaddwd " B1 ", %%ymm9, %%ymm9\n\t"              \
-    "vbroadcastss " A1 ", %%ymm11\n\t"                                                   \
-    "vpmaddwd %%ymm8, %%ymm11, %%ymm12\n\tvpmaddwd " B1 ", %%ymm11, %%ymm11\n\t"              \
-    "vbroadcastss " A2 ", %%ymm13\n\t"                                                   \
-    "vpmaddwd %%ymm8, %%ymm13, %%ymm14\n\tvpmaddwd " B1 ", %%ymm13, %%ymm13\n\t"              \
-    "vpaddd %%ymm10, %[c00], %[c00]\n\tvbroadcastss " A3 ", %%ymm15\n\t"                    \
-    "vpmaddwd %%ymm8, %%ymm15, %%ymm10\n\tvpmaddwd " B1 ", %%ymm15, %%ymm15\n\t"              \
-    "vpaddd %%ymm9, %[c01], %[c01]\n\tvpaddd %%ymm12, %[c10], %[c10]\n\t"                  \
-    "vpaddd %%ymm11, %[c11], %[c11]\n\tvpaddd %%ymm14, %[c20], %[c20]\n\t"                  \
-    "vpaddd %%ymm13, %[c21], %[c21]\n\tvpaddd %%ymm10, %[c30], %[c30]\n\t"                  \
-    "vpaddd %%ymm15, %[c31], %[c31]\n\t"
-#define INTEGER_SUMS                                                                                            \
-    [c00] "+x"(acc[0][0]), [c01] "+x"(acc[0][1]), [c10] "+x"(acc[1][0]), [c11] "+x"(acc[1][1]), [c20] "+x"(acc[2][0]), \
-        [c21] "+x"(acc[2][1]), [c30] "+x"(acc[3][0]), [c31] "+x"(acc[3][1])
-#define INTEGER_CLOBBERS "ymm8", "ymm9", "ymm10", "ymm11", "ymm12", "ymm13", "ymm14", "ymm15", "memory", "cc"
-
-// Sums over `depth` steps, a multiple of four. Rows of A are `a_row` bytes apart, their steps 4.
-INLINE void add_rows(F acc[4][2], const char* a, ptrdiff_t a_row, const float* b, intptr_t depth) {
-    const char* last = a + 3 * a_row;
-#define ALONG(AT, B)                                                                                              \
-    INTEGER_STEP(AT "(%[a])", AT "(%[a],%[row])", AT "(%[a],%[row],2)", AT "(%[last])", B "(%[b])", B "+32(%[b])")
-    __asm__ volatile(
-        "1:\n\t" ALONG("0", "0") ALONG("4", "64") ALONG("8", "128") ALONG("12", "192")
-        "addq $16, %[a]\n\taddq $16, %[last]\n\taddq $256, %[b]\n\tsubq $4, %[depth]\n\tjne 1b"
-        : INTEGER_SUMS, [a] "+r"(a), [last] "+r"(last), [b] "+r"(b), [depth] "+r"(depth)
-        : [row] "r"(a_row)
-        : INTEGER_CLOBBERS);
-#undef ALONG
-}
-
-// The same with rows of A side by side, and their steps `a_step` bytes apart.
-INLINE void add_columns(F acc[4][2], const char* a, ptrdiff_t a_step, const float* b, intptr_t depth) {
-    const char* last = a + 3 * a_step;
-#define ACROSS(A, B) INTEGER_STEP("0" A, "4" A, "8" A, "12" A, B "(%[b])", B "+32(%[b])")
-    __asm__ volatile(
-        "1:\n\t" ACROSS("(%[a])", "0") ACROSS("(%[a],%[step])", "64") ACROSS("(%[a],%[step],2)", "128")
-        ACROSS("(%[last])", "192")
-        "leaq (%[a],%[step],4), %[a]\n\tleaq (%[last],%[step],4), %[last]\n\t"
-        "addq $256, %[b]\n\tsubq $4, %[depth]\n\tjne 1b"
-        : INTEGER_SUMS, [a] "+r"(a), [last] "+r"(last), [b] "+r"(b), [depth] "+r"(depth)
-        : [step] "r"(a_step)
-        : INTEGER_CLOBBERS);
-#undef ACROSS
-}
-#undef INTEGER_STEP
-#undef INTEGER_SUMS
-#undef INTEGER_CLOBBERS
-
-// Four rows by two vectors: either rows of A or their steps are neighbours.
-template <class Epilogue>
-INLINE void integer_block(
-    const char* a, ptrdiff_t a_row, ptrdiff_t a_step, const float* b, int depth, int row, const Epilogue& epilogue) {
-    F acc[4][2];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) acc[i / 2][i % 2] = set1(0.0f);
-    if (a_step == sizeof(int))
-        add_rows(acc, a + row * a_row, a_row, b, depth);
-    else
-        add_columns(acc, a + row * a_row, a_step, b, depth);
-    epilogue.template store<4, 2>(row, 0, acc);
-}
-
-// Rows are a multiple of 8.
-template <int C, class Epilogue>
-void multiply_integers(
-    const char* a, ptrdiff_t a_row, ptrdiff_t a_step, int rows, const float* b, ptrdiff_t b_step, int depth,
-    const Epilogue& epilogue) {
-    if constexpr (C == 2) {
-        for (int row = 0; row < rows; row += 4) integer_block(a, a_row, a_step, b, depth, row, epilogue);
-    } else {
-        for (int row = 0; row < rows; row += 8)
-            register_block<IntegerProduct, 8, C>(a, a_row, a_step, b, b_step, depth, row, 0, epilogue);
-    }
-}
 
 // A block's weights from its scores, of one vector of queries: 2^(score * slope + offset).
 struct Exponents {
@@ -285,22 +214,46 @@ void attend_in_integers(const Job& job, const Workspace& w, const Tile& tile, in
 
 template <class T>
 void attend_in_integers(const Job& job, const Workspace& w, const Tile& tile, int columns, int ld) {
+    if constexpr (MAX_COLUMNS == 4) {
+        if (columns == 4) return attend_in_integers<T, 4>(job, w, tile, ld);
+        if (columns == 3) return attend_in_integers<T, 3>(job, w, tile, ld);
+    }
     if (columns == 2)
         attend_in_integers<T, 2>(job, w, tile, ld);
     else
         attend_in_integers<T, 1>(job, w, tile, ld);
 }
 
-// Whether the mask leaves the tile all of the block, and it still tries.
-bool wants_integers(const Tile& tile, const KeyBlock& block) {
-    return block.first + BLOCK_KEYS - 1 <= tile.diagonal && tile.integers.misses < MAX_MISSES;
+// Whether the mask leaves the whole tile all of the block, and it still tries.
+bool wants_integers(const Job& job, const Tile& tile, const KeyBlock& block) {
+    const int64_t seen = NARROW_INTEGER_TILES ? tile.diagonal - vectors_before(job, tile) * W : tile.diagonal;
+    return block.first + BLOCK_KEYS - 1 <= seen && tile.integers.misses < MAX_MISSES;
+}
+
+// What the queries of a narrow tile may lose, in whose blocks: that of the whole tile that it is a part of, as its bits go by.
+// Those lie in `w` meanwhile, where keys and values come later.
+template <class T>
+void bound_by_whole_tile(const Job& job, const Workspace& w, Tile& tile, const char* query, char* out) {
+    const int head_dim = (int)job.problem->head_dim;
+    Tile whole;
+    whole.query = w.key;
+    whole.integers.pairs = w.value;
+    whole.integers.unit = w.value + head_dim / 2 * TILE_QUERIES;
+    whole.first_row = tile.first_row - vectors_before(job, tile) * W;
+    whole.rows = (int)smaller<int64_t>(TILE_QUERIES, job.rows - whole.first_row);
+    const int columns = up_to_multiple(whole.rows, W) / W;
+    find_rows(job, whole, query, out);
+    load_queries<T>(whole.query_row, whole.rows, head_dim, job.query_factor, whole.query, TILE_QUERIES, columns);
+    round_queries<T>(whole, head_dim, columns, TILE_QUERIES, whole.integers);
+    tile.integers.squares = whole.integers.squares;
+    tile.integers.errors = whole.integers.errors;
 }
 
 // A block as integers; false where no tile of the task wants it, it has fewer keys, or they or their values cannot be integers.
 template <class T>
-bool round_block(const Tile* tile, int tiles, const KeyBlock& block, int head_dim, IntegerBlock& to) {
+bool round_block(const Job& job, const Tile* tile, int tiles, const KeyBlock& block, int head_dim, IntegerBlock& to) {
     bool wanted = false;
-    for (int t = 0; t < tiles; ++t) wanted |= wants_integers(tile[t], block);
+    for (int t = 0; t < tiles; ++t) wanted |= wants_integers(job, tile[t], block);
     return wanted && block.count == BLOCK_KEYS && round_keys<T>(block.key, block.key_row, head_dim, to) &&
            round_values<T>(block.value, block.value_row, head_dim, to);
 }
@@ -321,7 +274,7 @@ bool fits_integers(const Job& job, const Tile& tile, const IntegerBlock& integer
 template <class T>
 bool attends_in_integers(
     const Job& job, const Workspace& w, Tile& tile, const KeyBlock& block, bool rounded, int columns, int ld) {
-    if (!wants_integers(tile, block)) return false;
+    if (!wants_integers(job, tile, block)) return false;
     if (!rounded || !fits_integers<T>(job, tile, w.integers)) {
         ++tile.integers.misses;
         return false;

@@ -212,10 +212,9 @@ void attend_wide(const Job& job, const Workspace& w, const Tile& tile, const Key
         FetchingEpilogue<OutputEpilogue>{output, (const char*)next.query, ROW_BYTES});
 }
 
-template <class Path>
-void start_tile(const Job& job, Tile& tile, const char* query, char* out, int columns, int ld) {
+// Where a tile's rows begin.
+INLINE void find_rows(const Job& job, Tile& tile, const char* query, char* out) {
     const AttentionProblem& p = *job.problem;
-    const int head_dim = (int)p.head_dim;
     for (int i = 0; i < tile.rows; ++i) {
         const int64_t row = tile.first_row + i;
         const int64_t head = job.fold > 1 ? row / p.seqlen_q : 0;
@@ -223,6 +222,13 @@ void start_tile(const Job& job, Tile& tile, const char* query, char* out, int co
         tile.query_row[i] = query + head * p.query_stride[1] + position * p.query_stride[2];
         tile.out_row[i] = out + head * p.out_stride[1] + position * p.out_stride[2];
     }
+}
+
+template <class Path>
+void start_tile(const Job& job, Tile& tile, const char* query, char* out, int columns, int ld) {
+    const AttentionProblem& p = *job.problem;
+    const int head_dim = (int)p.head_dim;
+    find_rows(job, tile, query, out);
     const int64_t offset = p.seqlen_k - p.seqlen_q;
     tile.diagonal = job.causal ? tile.first_row + offset : NO_DIAGONAL;
     tile.keys = larger<int64_t>(0, smaller<int64_t>(p.seqlen_k, tile.diagonal + tile.rows));
