@@ -154,7 +154,7 @@ def test_a_run_that_held_only_our_kernel_to_avx2_is_no_result(
     tool = load(ROOT / "tools" / "update_readme.py")
     monkeypatch.setattr(tool, "ROOT", tmp_path)
     shutil.copytree(ROOT / "benchmarks/results/2026-11-20-cpu-fp32", tmp_path / "run")
-    assert "| AMD EPYC | AVX-512 |" in tool.section(["run"])
+    assert "| AMD EPYC | AVX512-BF16 |" in tool.section(["run"])
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())
     manifest["environment"] = {"FLASHMOE_CPU_ISA": "avx2"}
     (tmp_path / "run/manifest.json").write_text(json.dumps(manifest))

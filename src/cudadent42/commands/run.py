@@ -27,6 +27,8 @@ from cudadent42.commands.grouped import grouped
 from cudadent42.commands.options import Confined, Elsewhere, How, Kept, Shown, What, Where
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cudadent42.base.observer import Observer
     from cudadent42.flows.pipeline import Outcome
     from cudadent42.plan import RunOptions
@@ -127,6 +129,15 @@ def carry_out(start: Start, shown: Shown, with_report: bool) -> NoReturn:
     raise typer.Exit(outcome.exit_code)
 
 
+def _processor(folder: Path) -> str:
+    """Of a run on CPU, with its instructions, as the report has them; else empty."""
+    from cudadent42.runs.instructions import device_words
+    from cudadent42.runs.run_folder import load_manifest
+
+    manifest = load_manifest(folder, with_build=False)
+    return device_words(manifest) if manifest.plan.device == "cpu" else ""
+
+
 def _print_outcome(outcome: Outcome, verbose: bool, with_report: bool) -> None:
     from cudadent42.commands import tables
     from cudadent42.stages.report.facts import rivals_line
@@ -143,7 +154,7 @@ def _print_outcome(outcome: Outcome, verbose: bool, with_report: bool) -> None:
     console.print(tables.results_table(outcome.results, with_control=verbose))
     for line in tables.caution_lines(outcome.results):
         print_line(console, f"caution: {line}")
-    print_line(console, tables.verdict_line(outcome.results))
+    print_line(console, tables.verdict_line(outcome.results, _processor(outcome.folder)))
     against_others = rivals_line(outcome.results, outcome.results.candidate)
     if against_others:
         print_line(console, against_others)

@@ -74,15 +74,16 @@ def _add_comparison(table: Table, row: Comparison, *, named: bool) -> None:
     )
 
 
-def verdict_line(results: Results) -> str:
-    """The run in one sentence."""
+def verdict_line(results: Results, processor: str = "") -> str:
+    """The run in one sentence. ``processor``: what a run on CPU was made on, with its instructions."""
     if not results.cases:
         return "no verdict: no case was timed"
     sides = f"{results.verdict.value}: {results.candidate} against {results.baseline}"
+    on_processor = f", on {processor}" if processor else ""
     if results.refused is not None:
-        return f"{sides}; {REFUSALS[results.refused]}"
+        return f"{sides}{on_processor}; {REFUSALS[results.refused]}"
     interval = f"{ratio(results.speedup_geomean_ci_low)}–{ratio(results.speedup_geomean_ci_high)}"
-    mean = f"in the geometric mean of {_plural(len(results.cases), 'case')}"
+    mean = f"in the geometric mean of {_plural(len(results.cases), 'case')}{on_processor}"
     if results.verdict is Verdict.UNDECIDED:
         line = f"{sides}, 95 % interval {interval} {mean}"
     else:

@@ -19,7 +19,10 @@ GOOD_DISK = 1 * GIB
 MAX_LOAD_SHARE = 0.5
 
 # What kernels are chosen by, in the words of /proc/cpuinfo.
-_X86_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16")
+_X86_FEATURES = (
+    *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_bf16", "amx_fp16"),
+)
 _ARM_FEATURES = ("asimd", "asimdhp", "bf16", "sve", "sve2")
 
 
@@ -37,7 +40,7 @@ def cpu_features() -> tuple[str, ...]:
     fields = _cpuinfo()
     present = set((fields.get("flags") or fields.get("Features") or "").split())
     if not amx_is_granted():  # as in some containers: then neither our kernels nor PyTorch's can take it
-        present.discard("amx_bf16")
+        present -= {"amx_bf16", "amx_fp16"}
     return tuple(name for name in (*_X86_FEATURES, *_ARM_FEATURES) if name in present)
 
 

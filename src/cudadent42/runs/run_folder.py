@@ -396,7 +396,8 @@ def load_run(path: Path) -> RunFolder:
 def load_manifest(path: Path, *, with_build: bool = True) -> Manifest:
     """The manifest of a run folder; errors as of `load_run`.
 
-    ``with_build=False`` leaves the build report out, most of the file, for readers of many folders.
+    ``with_build=False`` leaves a GPU's build report out, most of the file, for readers of many folders. That of a CPU
+    is short, and says with which instructions the run was made.
     """
     if not path.is_dir():
         raise UsageError(f"{path} is not a folder; expected a run folder, as `cudadent42 run` writes")
@@ -411,7 +412,8 @@ def load_manifest(path: Path, *, with_build: bool = True) -> Manifest:
             f"{path} was written by a newer cudadent42 (schema {schema}); "
             f"this one reads up to {SCHEMA_VERSION}: upgrade it"
         )
-    if not with_build:
+    plan = manifest_json.get("plan")
+    if not with_build and not (isinstance(plan, dict) and plan.get("device") == "cpu"):
         manifest_json["build"] = None
     return decode_file(Manifest, manifest_json, path / MANIFEST)
 

@@ -88,6 +88,10 @@ def test_verdict_line() -> None:
         "faster: ours against theirs, 2.00× (95 % interval 1.90–2.10) "
         "in the geometric mean of 2 cases, noise floor 1.2%"
     )
+    assert (
+        ", 2.00× (95 % interval 1.90–2.10) in the geometric mean of 2 cases, on CPU A with AVX2, noise "
+        in (tables.verdict_line(RESULTS, "CPU A with AVX2"))
+    )
     skipped = {"small/fp16": "why", "small/fp16/ours": "why", "tiny/fp16/other": "why"}
     assert tables.verdict_line(replace(RESULTS, skipped=skipped)).endswith("; 1 case not timed")
     undecided = replace(RESULTS, verdict=Verdict.UNDECIDED, detectable_effect=0.031)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from cudadent42.runs.run_folder import load_run
+from cudadent42.stages.report.view import View
 from cudadent42.version import __version__
 from flashmoe_science.jit.cache import default_cache
 from warm_python import with_usual_signals
@@ -120,9 +122,10 @@ def test_a_run_ends_with_a_table_and_a_line_of_verdict(run: tuple[Path, str, str
     folder, out, err = run
     lines = [line.rstrip() for line in out.splitlines() if line.strip()]
     # On a busy machine not all of the eight blocks count, and fewer allow no verdict.
-    few = r"undecided: cudadent42 against pytorch; fewer than 8 blocks that count allow no verdict;"
+    on = f", on {re.escape(View(load_run(folder)).device_words)}"
+    few = rf"undecided: cudadent42 against pytorch{on}; fewer than 8 blocks that count allow no verdict;"
     assert re.match(
-        rf"(faster|slower|equal|undecided): cudadent42 against pytorch, [\d.]+× .* of 4 cases|{few}",
+        rf"(faster|slower|equal|undecided): cudadent42 against pytorch, [\d.]+× .* of 4 cases{on}|{few}",
         lines[-1],
     )
     assert sum(bool(re.match(r" (one|two) +(fp32|bf16) ", line)) for line in lines) == 4

@@ -176,9 +176,9 @@ def test_classes_of_one_processor_are_machines_of_their_own(make_run: MakeRun, t
         connect(file).read(lambda connection: queries.history(connection, "tiny", "fp16", None))
     )
     assert [point.machine for point in track.points] == [
-        "CPU A with AVX-512",
+        "CPU A with AVX512-BF16",
         "CPU A, held to AVX2",
         "CPU A with AMX",
-        "CPU A, held to AVX-512 with AMX",
+        "CPU A, held to AMX",
     ]
     assert track.changes == (1, 2, 3)

@@ -166,14 +166,21 @@ def test_a_processor_without_avx2_is_a_warning(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("granted", "features"), [(True, ("avx512f", "amx_bf16")), (False, ("avx512f",))], ids=str
+    ("granted", "features"),
+    [
+        (True, ("avx512f", "avx512_vnni", "amx_bf16", "amx_fp16")),
+        (False, ("avx512f", "avx512_vnni")),
+    ],
+    ids=str,
 )
 def test_a_matrix_unit_that_is_refused_is_none(
     granted: bool, features: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in some containers, where /proc/cpuinfo names it all the same."""
     monkeypatch.setattr(
-        host, "_cpuinfo", lambda: {"model name": "Xeon", "flags": "avx512f amx_tile amx_bf16"}
+        host,
+        "_cpuinfo",
+        lambda: {"model name": "Xeon", "flags": "avx512_vnni avx512f amx_tile amx_bf16 amx_fp16"},
     )
     monkeypatch.setattr(host, "amx_is_granted", lambda: granted)
     assert host.cpu_features() == features

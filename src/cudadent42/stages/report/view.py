@@ -70,18 +70,17 @@ class View:
     @property
     def device(self) -> str:
         """The device's name where preflight found it, else ``cpu`` or ``cuda:N``."""
-        _, separator, name = self.run.machine.summary.partition("dev=")
-        return text.clean(name) if separator and name else self.run.plan.device
+        return instructions.device_name(self.run.manifest)
 
     @property
     def instruction_set(self) -> str:
-        """The widest of ``AMX``, ``AVX-512`` and ``AVX2``, of a run on CPU; empty where it is not known."""
+        """The class of a run on CPU, such as ``AVX2``; empty where it is not known."""
         return instructions.instruction_set(self.run.manifest)
 
     @property
     def device_words(self) -> str:
         """The device, with the instruction set where ratios depend on it."""
-        return instructions.with_instructions(self.device, self.run.manifest)
+        return instructions.device_words(self.run.manifest)
 
     @property
     def held_to(self) -> str:
