@@ -40,12 +40,12 @@ def built_wheel(source: Path, folder: Path) -> Path:
 def test_the_wheel_runs_on_any_platform(wheel: Path) -> None:
     assert wheel.name == f"cudadent42-{__version__}-py3-none-any.whl"
     # Text alone, so it installs in seconds. The kernels' part is what everybody downloads for.
-    assert wheel.stat().st_size < 2_030_000
+    assert wheel.stat().st_size < 2_060_000
     with zipfile.ZipFile(wheel) as archive:
         kernels = [
             each.compress_size for each in archive.infolist() if each.filename.startswith("flashmoe_science/")
         ]
-    assert sum(kernels) < 800_000
+    assert sum(kernels) < 820_000
 
 
 def test_the_wheel_is_packed_as_tightly_as_deflate_can(wheel: Path) -> None:

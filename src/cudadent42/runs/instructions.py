@@ -24,8 +24,8 @@ def instruction_set(manifest: Manifest) -> str:
     }
     compiled.discard("")  # of a folder that names features alone
     features = set(str(manifest.machine.facts.get("cpu_features") or "").split())
-    known, words = (compiled, _CLASSES) if compiled else (features, _FEATURES)
-    return next((name for each, name in words.items() if each in known), "")
+    recorded, words = (compiled, _CLASSES) if compiled else (features, _FEATURES)
+    return next((name for each, name in words.items() if each in recorded), "")
 
 
 def compiled_for(architecture: str) -> tuple[str, tuple[str, ...]]:

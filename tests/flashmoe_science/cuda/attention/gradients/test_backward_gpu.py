@@ -5,83 +5,25 @@ from __future__ import annotations
 import dataclasses
 import math
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
 from attention_backward import Backward, assert_gradients, backward_case
 from attention_gradients import Case, Exact, assert_as_exact_as_torch, assert_rms_as_of_torch
+from backward_on_gpu import ALL, BF16, FP16, KINDS, LENGTHS, SHORT, backward, case_of, choice_of, choices_of
 
 from flashmoe_science import flash_attention
-from flashmoe_science.configs.attention import backward as portable_configs
 from flashmoe_science.configs.attention.backward_hopper import HopperBackward
 from flashmoe_science.cuda.attention import gradients
-from flashmoe_science.cuda.attention.gradients.backward import _problem
 from flashmoe_science.cuda.attention.gradients.problem import GradientKind
-from flashmoe_science.cuda.attention.gradients.select import BACKWARD
-from flashmoe_science.cuda.attention.problem import strides_of
-from flashmoe_science.cuda.choice import Choice
-from flashmoe_science.cuda.device import device_of
 from flashmoe_science.gradients import Gradients, Needs
 
 pytestmark = pytest.mark.gpu
-BF16, FP16 = torch.bfloat16, torch.float16
-ALL = Needs(True, True, True)
-KINDS = list(GradientKind)
-LENGTHS, SHORT = (300, 417), (200, 317)
-"""The second for the kernel for short sequences: two heads that share a key have at most 512 rows together."""
-
-
-def case_of(
-    lengths: tuple[int, int] = LENGTHS,
-    head_dim: int = 64,
-    *,
-    heads: tuple[int, int] = (4, 2),
-    dtype: torch.dtype = BF16,
-    causal: bool = True,
-    scale: float | None = None,
-    grad_lse: bool = False,
-    factor: float = 1.0,
-    rows_first: bool = False,
-) -> Backward:
-    torch.manual_seed(sum(lengths) + head_dim)
-
-    def tensor(heads: int, rows: int) -> torch.Tensor:
-        shape = (2, rows, heads, head_dim) if rows_first else (2, heads, rows, head_dim)
-        made = torch.randn(shape, device="cuda").to(dtype)
-        return made.transpose(1, 2) if rows_first else made
-
-    (seqlen_q, seqlen_k), (h, kv) = lengths, heads
-    return backward_case(
-        tensor(h, seqlen_q),
-        tensor(kv, seqlen_k),
-        tensor(kv, seqlen_k),
-        tensor(h, seqlen_q) * factor,
-        causal=causal,
-        scale=scale,
-        grad_lse=torch.randn(2, h, seqlen_q, device="cuda") if grad_lse else None,
-    )
-
-
-def backward(case: Backward, needs: Needs = ALL, choice: Choice | None = None) -> Gradients:
-    return gradients.backward(
-        case.grad_output,
-        case.query,
-        case.key,
-        case.value,
-        case.output,
-        case.lse,
-        case.grad_lse,
-        causal=case.causal,
-        softmax_scale=case.scale,
-        needs=needs,
-        choice=choice,
-    )
 
 
 def assert_right(case: Backward, needs: Needs = ALL) -> None:
     """Every kernel that takes the call is right, and gives the same bits twice."""
-    choices = [choice for kind in KINDS for choice in _choices(case, needs, kind)]
+    choices = [choice for kind in KINDS for choice in choices_of(case, needs, kind)]
     assert choices, "no kernel takes this"
     for choice in choices:
         first, second = backward(case, needs, choice), backward(case, needs, choice)
@@ -89,48 +31,6 @@ def assert_right(case: Backward, needs: Needs = ALL) -> None:
         assert_gradients(case, first)
         for one, other in zip(first, second, strict=True):
             assert one is None or torch.equal(one, other)  # type: ignore[arg-type]
-
-
-def _choices(case: Backward, needs: Needs, kind: GradientKind) -> list[Choice]:
-    """That of a kernel, if it takes the call; of the portable ones also the one pass that some calls do not take."""
-    chosen = _choice(case, needs, kind)
-    if chosen is None or kind is not GradientKind.PORTABLE:
-        return [] if chosen is None else [chosen]
-    device = device_of(case.query.get_device())
-    whole = dataclasses.replace(
-        chosen, configuration=portable_configs.configuration(device.architecture, case.query.shape[-1])
-    )
-    if whole.configuration.single is None:
-        return [chosen]
-    two = dataclasses.replace(chosen, configuration=dataclasses.replace(whole.configuration, single=None))
-    return [whole, two]
-
-
-_TAKEN_BY_HOPPER = {
-    GradientKind.SHORT: range(65),
-    GradientKind.HOPPER: range(129),
-    GradientKind.TWO_PASS: range(129, 257),
-    GradientKind.PORTABLE: range(257),
-}
-"""Head dims."""
-
-
-def choices_or_skip(case: Backward, kind: GradientKind) -> list[Choice]:
-    """Of a call with all gradients, which no kernel of an H200 skips that should take it."""
-    choices = _choices(case, ALL, kind)
-    if not choices:
-        assert (
-            torch.cuda.get_device_capability() != (9, 0) or case.query.shape[-1] not in _TAKEN_BY_HOPPER[kind]
-        )
-        pytest.skip(f"{kind.value} does not take this here")
-    return choices
-
-
-def _choice(case: Backward, needs: Needs, kind: GradientKind) -> Choice | None:
-    tensors = (case.query, case.key, case.value, case.output)
-    strides = strides_of("grad_output", case.grad_output)
-    problem = _problem(tensors, strides, case.causal, case.scale, needs)
-    return BACKWARD.modules[kind].choose(problem, device_of(case.query.get_device()))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -171,7 +71,7 @@ def test_error_over_many_draws_against_pytorchs(
     case = backward_case(query, key, value, grad, causal=causal)
     beside = Case(query, key, value, grad, causal=causal)
     for kind in KINDS:
-        for choice in _choices(case, ALL, kind):
+        for choice in choices_of(case, ALL, kind):
             made = backward(case, ALL, choice)
             assert_as_exact_as_torch(beside, made, Exact(case.exact, case.bounds))
             assert_rms_as_of_torch(beside, made, Exact(case.exact, case.bounds))
@@ -188,7 +88,7 @@ def test_steps_of_80_rows_with_a_mask() -> None:
     """Which are chosen from more keys on."""
     case = case_of((1300, 1700), 128, heads=(16, 8), grad_lse=True)
     tile = HopperBackward(128, True, wide=True)
-    choice = _choice(case, ALL, GradientKind.HOPPER)
+    choice = choice_of(case, ALL, GradientKind.HOPPER)
     if choice is None:
         pytest.skip("this GPU has no wgmma")
     first, second = (backward(case, ALL, dataclasses.replace(choice, configuration=tile)) for _ in range(2))
@@ -307,7 +207,7 @@ def test_the_same_bits_every_time(head_dim: int, causal: bool) -> None:
 def test_one_pass_gives_the_same_bits_beside_another(head_dim: int, causal: bool) -> None:
     """More blocks than the GPU runs at a time, of which those of a head wait for each other, in two grids at once."""
     case = case_of((1500, 1500), head_dim, heads=(32, 16), causal=causal)
-    choice = next(iter(_choices(case, ALL, GradientKind.PORTABLE)))
+    choice = next(iter(choices_of(case, ALL, GradientKind.PORTABLE)))
     if choice.configuration.single is None:
         pytest.skip(f"there is no tile for one pass at head_dim {head_dim} here")
     first = backward(case, choice=choice)
@@ -420,7 +320,7 @@ def test_staggered_tiles_on_two_streams() -> None:
     """Tiles of a head wait for each other in both directions, so a kernel needs all of its blocks on the GPU at once.
     Here each of two takes all multiprocessors."""
     case = case_of((640, 640), 128, heads=(32, 32), causal=False)
-    choice = _choice(case, ALL, GradientKind.HOPPER)
+    choice = choice_of(case, ALL, GradientKind.HOPPER)
     if choice is None:
         pytest.skip("this GPU has no wgmma")
     assert choice.configuration == HopperBackward(128, False, staggered=True)
@@ -436,72 +336,3 @@ def test_staggered_tiles_on_two_streams() -> None:
     assert_gradients(case, results[0])
     for result in results[1:]:
         assert all(torch.equal(one, other) for one, other in zip(result, results[0], strict=True))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=pytest.mark.xfail(reason="0 x NaN in a tile at the diagonal", strict=True))
-        if kind is not GradientKind.PORTABLE
-        else kind
-        for kind in KINDS
-    ],
-)
-def test_what_a_row_does_not_see_reaches_no_gradient_of_it(kind: GradientKind, head_dim: int) -> None:
-    case = case_of((200, 203) if kind is GradientKind.SHORT else (300, 303), head_dim)
-    choices = choices_or_skip(case, kind)
-    keys = case.key.clone()
-    keys[:, :, -1, 5] = math.nan  # seen by the last row alone
-    for choice in choices:
-        clean: Any = backward(case, choice=choice)
-        spoilt: Any = backward(dataclasses.replace(case, key=keys), choice=choice)
-        assert torch.equal(spoilt[0][:, :, :-1], clean[0][:, :, :-1]), choice
-        assert spoilt[0][:, :, -1].isnan().any(), choice
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(
-            kind, marks=pytest.mark.xfail(reason="0 x NaN in a tile with rows that have keys", strict=True)
-        )
-        if kind is not GradientKind.PORTABLE
-        else kind
-        for kind in KINDS
-    ],
-)
-def test_rows_without_keys_reach_no_gradient(kind: GradientKind, head_dim: int, bad: float) -> None:
-    """Whatever such rows hold. Those with keys begin within a tile."""
-    rows, keys = (256, 139) if kind is GradientKind.SHORT else (417, 300)
-    case, without = case_of((rows, keys), head_dim), rows - keys
-    choices = choices_or_skip(case, kind)
-    query, grad = case.query.clone(), case.grad_output.clone()
-    query[:, :, :without] = bad
-    grad[:, :, :without] = bad
-    for choice in choices:
-        clean: Any = backward(case, choice=choice)
-        for spoilt in (
-            dataclasses.replace(case, query=query),
-            dataclasses.replace(case, grad_output=grad),
-        ):
-            got: Any = backward(spoilt, choice=choice)
-            assert (got[0][:, :, :without] == 0).all(), choice
-            assert all(torch.equal(*pair) for pair in zip(got, clean, strict=True)), choice
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_rows_with_keys_have_the_same_gradient_beside_rows_without(kind: GradientKind, head_dim: int) -> None:
-    """Of the queries: that of the keys is another matter on Hopper, see above."""
-    rows, keys = (256, 139) if kind is GradientKind.SHORT else (417, 300)
-    case, without = case_of((rows, keys), head_dim), rows - keys
-    choices = choices_or_skip(case, kind)
-    query = case.query.clone()
-    query[:, :, :without] = math.nan
-    for choice in choices:
-        clean: Any = backward(case, choice=choice)
-        got: Any = backward(dataclasses.replace(case, query=query), choice=choice)
-        assert torch.equal(got[0][:, :, without:], clean[0][:, :, without:]), choice
