@@ -13,6 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from cudadent42.base.errors import UsageError
+from cudadent42.decisions.compare import compare
 from cudadent42.model.records import Comparison
 from cudadent42.operations.moe.case import MoeCase
 from cudadent42.runs.run_folder import RunFolder, load_run
@@ -191,6 +192,41 @@ def on_case(case: str) -> Callable[[Path], tuple[float, ...]]:
         results = finished(folder).run.results
         assert results is not None
         return tuple(each.speedup for each in results.cases if each.name == case)
+
+    return read
+
+
+def four_bits(case: str) -> Callable[[Path], tuple[float, ...]]:
+    """Of a case with weights of 4 bits: how much longer the same takes in 16, and GB/s of either's weights.
+
+    Of an interrupted run, as its report has it: by the samples that there are.
+    """
+
+    def read(folder: Path) -> tuple[float, ...]:
+        run = loaded(folder)
+        shape = next(each for each in run.plan.cases if each.name == case)
+        assert isinstance(shape, MoeCase)
+        results = (
+            compare(run.plan, run.samples, {}, {}) if run.results is None else finished(folder).run.results
+        )
+        assert results is not None
+        row = next(each for each in results.cases if each.case_id == shape.id)
+        weights = min(shape.tokens * shape.top_k, shape.experts) * shape.expert_weights
+        stored = weights * (1 / 2 + 2 / shape.group)  # a scale of 16 bits for each group
+        return row.speedup, stored / row.latency_ms / 1e6, 2 * weights / row.baseline_latency_ms / 1e6
+
+    return read
+
+
+def of_measured_peak(case: str) -> Callable[[Path], tuple[float, ...]]:
+    """Share of the fp32 peak that the run measured, of the candidate on its case of that name."""
+
+    def read(folder: Path) -> tuple[float, ...]:
+        run = finished(folder).run
+        assert run.results is not None
+        shape = next(each for each in run.plan.cases if each.name == case)
+        latency_ms = next(each.latency_ms for each in run.results.cases if each.case_id == shape.id)
+        return (shape.flops / latency_ms / 1e6 / run.results.peaks["fp32_gflops"],)
 
     return read
 

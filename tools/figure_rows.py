@@ -18,13 +18,14 @@ from figure_readers import (
     decode_share,
     fields,
     first_calls,
+    four_bits,
     host,
     least_of_small,
     mean_and_least,
     memory_beyond_output,
     model,
     moe_memory,
-    on_case,
+    of_measured_peak,
     part,
     peak_share,
     share_between,
@@ -39,6 +40,12 @@ PEERS = ("pytorch", CUDNN, "pytorch_flash", FLASH_ATTENTION_4)
 DECODE_WAYS = {"dense": "dense calls", "paged": "pages of 64"}
 """Ways of benchmarks/decode_cpu.py, each with a query head for each key head."""
 FOUR_HEADS = "paged, 4 heads a key"
+
+FOUR_BITS = (
+    Bound("", 2.5, ratio, at_least=True),
+    Bound("4 bits", None, unit("GB/s")),
+    Bound("16 bits", None, unit("GB/s")),
+)
 
 TABLES: dict[str, tuple[Row, ...]] = {
     "cpu": (
@@ -118,6 +125,12 @@ TABLES: dict[str, tuple[Row, ...]] = {
             "cpu-peak",
             (Bound("fp32", 0.8, share, at_least=True), Bound("bf16", 0.7, share, at_least=True)),
             fields(peak_share("fp32"), peak_share("bf16")),
+        ),
+        Row(
+            "the same on two cores of a Xeon with AVX-512 and without AMX",
+            "cpu-xeon-avx512-fp32",
+            (Bound("fp32", 0.8, share, at_least=True),),
+            of_measured_peak("seq-2048"),
         ),
         *(
             Row(
@@ -446,29 +459,25 @@ TABLES: dict[str, tuple[Row, ...]] = {
             (mean(1.0), least(1.0)),
             mean_and_least(16),
         ),
-        Row(
-            "on CPU with AVX2: one token of a layer of Qwen3-30B-A3B with weights of 4 bits, over the same in 16",
-            "cpu-moe-int4-avx2",
-            (Bound("", 2.5, ratio, at_least=True),),
-            on_case("qwen3-30b-1"),
-        ),
-        Row(
-            "the same on a Zen 3, which has AVX2 alone",
-            "cpu-zen3-moe-int4",
-            (Bound("", 2.5, ratio, at_least=True),),
-            on_case("qwen3-30b-1"),
-        ),
-        Row(
-            "the same with AVX-512 on an AMD processor, before the products of VNNI",
-            "cpu-moe-int4",
-            (Bound("", 2.5, ratio, at_least=True),),
-            on_case("qwen3-30b-1"),
-        ),
-        Row(
-            "the same on CPU with AVX-512 and VNNI, two cores of a Xeon",
-            "cpu-moe-int4-vnni",
-            (Bound("", 2.5, ratio, at_least=True),),
-            on_case("qwen3-30b-1"),
+        *(
+            Row(what, kind, FOUR_BITS, four_bits("qwen3-30b-1"))
+            for what, kind in (
+                (
+                    "on CPU with AVX2: one token of a layer of Qwen3-30B-A3B with weights of 4 bits, over the same in "
+                    "16; and at what rates weights come",
+                    "cpu-moe-int4-avx2",
+                ),
+                ("the same on a Zen 3, which has AVX2 alone", "cpu-zen3-moe-int4"),
+                (
+                    "the same with AVX512-BF16 on an AMD processor, before the products of VNNI",
+                    "cpu-moe-int4",
+                ),
+                (
+                    "the same on two cores of a Xeon with AMX and VNNI, whose L3 holds the weights",
+                    "cpu-moe-int4-vnni",
+                ),
+                ("the same on 16 cores of such a Xeon", "cpu-amx-moe-int4-16"),
+            )
         ),
     ),
     "lab": LAB,

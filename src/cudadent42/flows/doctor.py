@@ -12,19 +12,22 @@ from pathlib import Path
 from cudadent42.base.errors import LabError, UsageError
 from cudadent42.base.observer import Observer, Quiet
 from cudadent42.model.cases import Case
-from cudadent42.model.implementations import OURS
-from cudadent42.model.records import Comparison
+from cudadent42.model.implementations import OURS, is_ours, split_variant
+from cudadent42.model.records import BuildReport, Comparison
+from cudadent42.operations import definition
 from cudadent42.preflight import onednn
 from cudadent42.profiles import store
 from cudadent42.profiles.diagnosis import diagnose
 from cudadent42.profiles.quantities import with_quantities
 from cudadent42.profiles.records import PROFILE, SCHEMA_VERSION, Diagnosis, Profile, Source
 from cudadent42.runs.checking import load_checked
+from cudadent42.runs.instructions import compiled_for
 from cudadent42.runs.run_folder import RunFolder
 from cudadent42.runs.source import Revision, revision
 from cudadent42.stages.profile.builds import device_of_run, profiled_build, with_build
 from cudadent42.stages.profile.collect import Wish, collect
 from cudadent42.version import __version__
+from flashmoe_science.jit.records import Recipe
 
 
 def examine(
@@ -74,7 +77,7 @@ def examine(
                     f"its own with `cudadent42 profile`, or move {PROFILE} away"
                 )
             profile, note = kept, f"the kept profile with counters is judged: {'; '.join(latest.notes)}"
-    sets = _instruction_sets(run, here=measured is not None)
+    sets = _instruction_sets(run, subject, name, here=measured is not None)
     otherwise = _otherwise(wish.variables) if measured is not None and profile is not kept else ""
     added = tuple(one for one in (note, otherwise, sets) if one and one not in profile.notes)
     diagnosis = diagnose(replace(profile, notes=(*profile.notes, *added)))
@@ -175,20 +178,21 @@ def _why_not_here(run: RunFolder) -> str | None:
     return None
 
 
-def _instruction_sets(run: RunFolder, *, here: bool) -> str:
-    """Which instructions a run on CPU was made with, ours and PyTorch's; empty where the folder does not say.
+def _instruction_sets(run: RunFolder, case: Case, implementation: str, *, here: bool) -> str:
+    """Which instructions the subject of a run on CPU took, and PyTorch; empty where the folder does not say.
 
     With ``here``, on the machine of the run, oneDNN is asked for its own word.
     """
     if run.plan.device != "cpu" or run.build is None:
         return ""
-    architectures = (
-        build.recipe.architecture for build in run.build.kernels if build.recipe.backend == "host"
+    ours = dict.fromkeys(
+        _compiled_for(each.architecture) for each in _recipes(run.build, case, implementation)
     )
-    ours = dict.fromkeys(_compiled_for(each) for each in architectures)
     if not any(ours):
         return ""
     note = f"instruction sets: our kernels were compiled for {', '.join(ours)}"
+    if "amx" in ours and not _fits_matrix_unit(case):
+        note = f"{note}, and took this case without the matrix unit"
     theirs = run.machine.facts.get("torch_cpu_capability")
     if not theirs:
         return note
@@ -207,9 +211,30 @@ def _instruction_sets(run: RunFolder, *, here: bool) -> str:
     return f"{note}. oneDNN names {said} here" if said else note
 
 
+def _recipes(build: BuildReport, case: Case, implementation: str) -> list[Recipe]:
+    """Those of the CPU that the implementation takes for the case; all of another's, and where none is told apart."""
+    every = [each.recipe for each in build.kernels if each.recipe.backend == "host"]
+    if not every or not is_ours(implementation):
+        return every
+    # What calls take is built first, before the variants.
+    taken = split_variant(implementation)[1] or compiled_for(every[0].architecture)[0]
+    bits = definition(case.operation).weight_bits(case)
+    mine = [each for each in every if compiled_for(each.architecture)[0] == taken]
+    return [each for each in mine if each.configuration.get("WEIGHT_BITS", 0) == bits] or mine or every
+
+
+def _fits_matrix_unit(case: Case) -> bool:
+    """As `flashmoe_science.explain` has it: bf16, and rows of whole steps."""
+    from flashmoe_science.explanation.functions.attention import AMX_STEP
+
+    sizes = (getattr(case, name, 0) for name in ("head_dim", "value_dim"))
+    widened = getattr(case, "fp8_scales", "")
+    return case.dtype == "bf16" and not widened and all(size % AMX_STEP == 0 for size in sizes)
+
+
 def _compiled_for(architecture: str) -> str:
     """The set of "x86_64:avx2+avx2+fma+f16c". VNNI, which is part of none, is named besides."""
-    name, *features = architecture.partition(":")[2].split("+")
+    name, features = compiled_for(architecture)
     return f"{name} with avx512_vnni" if "avx512_vnni" in features else name
 
 

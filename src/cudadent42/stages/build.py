@@ -129,17 +129,28 @@ def _build_cpu(
     on_progress: OnProgress, cases: Sequence[Case], instruction_sets: Sequence[InstructionSet]
 ) -> list[KernelBuild | BuildFailure]:
     from flashmoe_science import cpu
+    from flashmoe_science.cpu import moe_quantized
 
     names = list(dict.fromkeys(name for item in _operations(cases) for name in definition(item).cpu_kernels))
     built: list[KernelBuild | BuildFailure] = []
-    wanted = [(name, instruction_set) for instruction_set in instruction_sets for name in names]
-    for name, instruction_set in wanted:
+    widths = sorted({definition(case.operation).weight_bits(case) for case in cases} - {0})
+    wanted = [(each, name, bits) for each in instruction_sets for name, bits in _kernels(names, widths)]
+    for instruction_set, name, bits in wanted:
         on_progress(len(built), len(wanted), f"the CPU kernel {name}, about 10 s at first use")
         try:
-            built += cpu.build((name,), instruction_set)
+            built += (
+                moe_quantized.build_for(bits, instruction_set)
+                if bits
+                else cpu.build((name,), instruction_set)
+            )
         except BuildError as error:
             built.append(BuildFailure(name, platform.machine(), str(error), error.log))
     return built
+
+
+def _kernels(names: Sequence[str], widths: Sequence[int]) -> list[tuple[str, int]]:
+    """Kernels of the CPU and the bits of weights that each is compiled for, 0 for the dtype's own."""
+    return [*((name, 0) for name in names), *(("moe_forward", bits) for bits in widths)]
 
 
 def _build_cuda(

@@ -17,12 +17,15 @@ from cudadent42.flows import doctor
 from cudadent42.flows.doctor import examine
 from cudadent42.model.records import Version
 from cudadent42.model.sandbox import SandboxReport
+from cudadent42.operations.attention.case import AttentionCase
 from cudadent42.profiles import Profile, diagnose, store, text
 from cudadent42.profiles.records import DIAGNOSIS, PROFILE, Diagnosis, Source
 from cudadent42.runs.run_folder import load_run
 from cudadent42.runs.source import Revision
+from cudadent42.stages.build import build_for
 from cudadent42.stages.profile import child
 from cudadent42.stages.profile.collect import Wish
+from flashmoe_science.jit import host
 
 RESULTS = Path(__file__).resolve().parents[4] / "benchmarks/results"
 
@@ -62,12 +65,29 @@ def test_a_diagnosis_of_a_cpu_s_run_names_its_instruction_sets(tmp_path: Path) -
     assert begin + held in examine(folder, measure=False).notes
 
 
-def test_a_diagnosis_names_the_byte_products_that_a_kernel_was_compiled_for(tmp_path: Path) -> None:
-    folder = shutil.copytree(RESULTS / "2026-11-20-cpu-default", tmp_path / "run")
-    manifest = (folder / "manifest.json").read_text()
-    (folder / "manifest.json").write_text(manifest.replace("+avx512_bf16", "+avx512_bf16+avx512_vnni"))
-    note = "our kernels were compiled for avx512_bf16 with avx512_vnni"
-    assert any(note in each for each in examine(folder, measure=False).notes)
+def test_a_diagnosis_names_the_kernel_of_its_subject() -> None:
+    """As it was built: for weights of 4 bits with products of bytes, where the processor has them."""
+    run = load_run(RESULTS / "2026-11-23-cpu-moe-int4")
+    names = ("cudadent42_16bit", "cudadent42", "cudadent42[portable]")
+    plan = dataclasses.replace(run.plan, implementations=names)
+    built = build_for(plan, lambda *told: None)
+    assert [each.recipe.configuration.get("WEIGHT_BITS", 0) for each in built.kernels] == [0, 4, 0, 4]
+    run = dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, plan=plan, build=built))
+    taken = host.choose_instruction_set()
+    with_bytes = "".join(f" with {each}" for each in host.integer_dot_products(taken))
+    for name, words in (("cudadent42", f"{taken.value}{with_bytes}"), ("cudadent42[portable]", "portable")):
+        note = doctor._instruction_sets(run, plan.cases[0], name, here=False)
+        assert note.partition("; ")[0] == f"instruction sets: our kernels were compiled for {words}"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "left"), [("bf16", 64, False), ("fp16", 64, True), ("bf16", 72, True)]
+)
+def test_a_diagnosis_says_where_the_matrix_unit_was_left(dtype: str, head_dim: int, left: bool) -> None:
+    run = load_run(RESULTS / "2026-11-23-cpu-amx-2")
+    case = AttentionCase("c", dtype, 1, 8, 8, 512, 512, head_dim)
+    note = doctor._instruction_sets(run, case, "cudadent42", here=False)
+    assert ("compiled for amx, and took this case without the matrix unit" in note) is left
 
 
 def test_a_cpu_s_run_is_measured_with_its_own_instructions_and_threads(
