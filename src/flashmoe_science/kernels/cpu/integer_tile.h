@@ -226,8 +226,8 @@ void attend_in_integers(const Job& job, const Workspace& w, const Tile& tile, in
 
 // Whether the mask leaves the whole tile all of the block, and it still tries.
 bool wants_integers(const Job& job, const Tile& tile, const KeyBlock& block) {
-    const int64_t seen = NARROW_INTEGER_TILES ? tile.diagonal - vectors_before(job, tile) * W : tile.diagonal;
-    return block.first + BLOCK_KEYS - 1 <= seen && tile.integers.misses < MAX_MISSES;
+    const int before = NARROW_INTEGER_TILES ? vectors_before(job, tile) * W : 0;
+    return block.first + BLOCK_KEYS - 1 <= tile.diagonal - before && tile.integers.misses < MAX_MISSES;
 }
 
 // What the queries of a narrow tile may lose, in whose blocks: that of the whole tile that it is a part of, as its bits go by.
