@@ -134,12 +134,18 @@ class MoE(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fresh normal weights; biases of zero."""
+        """Fresh normal weights; biases of zero, and buffers as a new layer has them."""
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             else:
                 nn.init.normal_(parameter, std=self.initializer_range)
+        gate: Any = self.gate
+        if gate.e_score_correction_bias is not None:
+            nn.init.zeros_(gate.e_score_correction_bias)
+        by_turns = getattr(self.experts, BY_TURNS)
+        if by_turns is not None:
+            nn.init.ones_(by_turns)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(..., hidden) to the same."""

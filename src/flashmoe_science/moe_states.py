@@ -51,7 +51,7 @@ def _order_rows(module: Any, state: dict[str, Any], prefix: str) -> None:
             state[name] = torch.cat((rows[:, ::2], rows[:, 1::2]), dim=1)
         elif wanted and not stored:
             state[name] = _join(module, *rows.chunk(2, dim=1))
-    _mark(module, state, prefix)
+    _mark(module, state, prefix, state[names[0]])
 
 
 def _join_experts(module: Any, state: dict[str, Any], prefix: str) -> None:
@@ -62,14 +62,16 @@ def _join_experts(module: Any, state: dict[str, Any], prefix: str) -> None:
         gates, ups, downs = (_take(state, prefix, name, count) for name in (gate, up, down))
         state[f"{prefix}experts.gate_up_proj"] = _join(module, torch.stack(gates), torch.stack(ups))
         state[f"{prefix}experts.down_proj"] = torch.stack(downs)
-        _mark(module, state, prefix)
+        _mark(module, state, prefix, downs[0])
 
 
-def _mark(module: Any, state: dict[str, Any], prefix: str) -> None:
-    """Say that the fused tensors have the module's order, where that is by turns."""
-    mark = getattr(module.experts, BY_TURNS)
-    if mark is not None:
-        state[f"{prefix}experts.{BY_TURNS}"] = mark
+def _mark(module: Any, state: dict[str, Any], prefix: str, loaded: torch.Tensor) -> None:
+    """Say that the fused tensors have the module's order, where that is by turns.
+
+    On the device of what is loaded: the module itself may be on the meta device, and take the state's tensors.
+    """
+    if getattr(module.experts, BY_TURNS) is not None:
+        state[f"{prefix}experts.{BY_TURNS}"] = torch.ones((), dtype=torch.uint8, device=loaded.device)
 
 
 def _is_of_an_expert(name: str, prefix: str, projection: str) -> bool:
@@ -103,7 +105,7 @@ def _turn_gpt_oss(module: Any, state: dict[str, Any], prefix: str) -> None:
         if f"{prefix}{name}" in state:
             rows = state[f"{prefix}{name}"]
             state[f"{prefix}{name}"] = _join(module, rows[:, ::2], rows[:, 1::2])
-    _mark(module, state, prefix)
+    _mark(module, state, prefix, state[f"{prefix}gate.weight"])
 
 
 def _append_shared(module: Any, state: dict[str, Any], prefix: str) -> None:
