@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,8 +13,14 @@ from torch.nn import functional
 
 from computed_once import computed_once
 from flashmoe_science import moe_composition
-from flashmoe_science.moe_arguments import Activation, W13Layout
-from flashmoe_science.moe_gradients import NO_MAIN_GRADIENTS, MainGradients, MoeGradients, MoeTensors
+from flashmoe_science.moe_arguments import SWIGLU_OAI_LIMIT, Activation, W13Layout
+from flashmoe_science.moe_gradients import (
+    NO_MAIN_GRADIENTS,
+    MainGradients,
+    MoeGradients,
+    MoeNeeds,
+    MoeTensors,
+)
 
 NAMES = ("hidden_states", "w13", "w2", "topk_weights")
 
@@ -131,6 +137,59 @@ def _in_several_orders(
             w2[:, columns_back],
             weights[rows_back],
         )
+
+
+def around_the_limits(moe: Moe, layout: W13Layout) -> Moe:
+    """With biases that bring a part of the gates and ups to each limit of the clamped activation. Half of these go
+    beyond it, and a few are at it.
+    """
+    assert moe.w13_bias is not None
+    gates, ups = torch.zeros(moe.w13_bias.shape).chunk(2, dim=1)
+    gates[:, ::3] = SWIGLU_OAI_LIMIT
+    ups[:, 1::4], ups[:, 2::4] = SWIGLU_OAI_LIMIT, -SWIGLU_OAI_LIMIT
+    moved = moe.w13_bias + moe_composition.join_projections(gates, ups, layout)
+    return replace(moe, w13_bias=moved.to(moe.w13.dtype))
+
+
+def projected(moe: Moe, layout: W13Layout) -> torch.Tensor:
+    """z with the columns of w13's rows, from float64, rounded once."""
+    order, counts = moe_composition.slots_by_expert(moe.topk_ids, len(moe.w13))
+    rows = moe.hidden_states.double()[order // moe.topk_ids.shape[1]].split(counts)
+    biases = [None] * len(counts) if moe.w13_bias is None else moe.w13_bias.double().unbind()
+    parts = map(functional.linear, rows, moe.w13.double().unbind(), biases)
+    return torch.cat(list(parts)).to(moe.w13.dtype)
+
+
+def assert_clamped_gradients(
+    ours: tuple[torch.Tensor | None, ...],
+    moe: Moe,
+    grad_output: torch.Tensor,
+    z: torch.Tensor,
+    layout: W13Layout,
+) -> None:
+    """All six against the composition in float64 from the kernel's own z, so that rounding crosses no limit.
+
+    Their errors are a third of a rounding to the tensors' dtype, in the RMS.
+    """
+    slots = int(((moe.topk_ids >= 0) & (moe.topk_ids < len(moe.w13))).sum())
+    gate, up = moe_composition.split_projections(z[:slots].double(), layout)
+    for toward_a_limit in (gate, up, -up):
+        assert 0.08 < (toward_a_limit > SWIGLU_OAI_LIMIT).double().mean() < 0.25
+        assert (toward_a_limit == SWIGLU_OAI_LIMIT).any()
+    *floats, w13_bias, w2_bias = (tensor.double() for tensor in (*moe.tensors[:4], *moe.biases.values()))
+    right = moe_composition.backward(
+        grad_output.double(),
+        MoeTensors(*floats, moe.topk_ids, w13_bias, w2_bias),
+        z.double(),
+        activation=Activation.SWIGLU_OAI,
+        w13_layout=layout,
+        needs=MoeNeeds(*[True] * 6),
+    )
+    for name, our, true in zip(MoeNeeds._fields, ours, right, strict=True):
+        assert our is not None
+        assert true is not None
+        error = (our.double() - true).square().mean().sqrt() / true.square().mean().sqrt()
+        assert error < torch.finfo(grad_output.dtype).eps / 2, name
 
 
 @dataclass(frozen=True)
