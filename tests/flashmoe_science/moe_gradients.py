@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from moe_reference import Moe, composed_moe
+from moe_reference import Moe, composed_moe, make_moe
 from torch.nn import functional
 
 from computed_once import computed_once
@@ -190,6 +190,49 @@ def assert_clamped_gradients(
         assert true is not None
         error = (our.double() - true).square().mean().sqrt() / true.square().mean().sqrt()
         assert error < torch.finfo(grad_output.dtype).eps / 2, name
+
+
+def whole_numbers(*sizes: int, dtype: torch.dtype) -> tuple[Moe, torch.Tensor]:
+    """A layer of squared ReLUs, and a gradient of its output, of small whole numbers.
+
+    What a kernel rounds on the way to the weights' gradients fits in 8 bits. Their sums are of routing weights of 1 and
+    2 ** -9, and float32 holds them.
+    """
+    made = make_moe(*sizes, dtype=dtype, activation=Activation.RELU2_NO_MUL)
+    incoming = torch.randn(made.hidden_states.shape, generator=torch.Generator().manual_seed(1))
+
+    def signs(values: torch.Tensor, least: float) -> torch.Tensor:
+        return (values.sign() * (values.abs() > least * values.float().std())).to(dtype)
+
+    moe = Moe(
+        *(signs(made.hidden_states, 0.7), signs(made.w13, 1.3), signs(made.w2, 1.3)),
+        torch.where(made.topk_weights > 0.5, 1.0, 2.0**-9),
+        made.topk_ids,
+    )
+    return moe, signs(incoming, 0.7)
+
+
+def assert_added_in_float32(
+    buffers: Iterable[torch.Tensor], starts: Iterable[torch.Tensor], moe: Moe, grad_output: torch.Tensor
+) -> None:
+    """The exact sums of `whole_numbers` were added, which 16 bits do not hold."""
+    exact = gradients_by_autograd(moe, grad_output, activation=Activation.RELU2_NO_MUL)[1:3]
+    for buffer, start, sums in zip(buffers, starts, exact, strict=True):
+        assert (sums != sums.to(moe.w13.dtype)).double().mean() > 0.5
+        assert torch.equal(buffer.cpu().double(), start.cpu().double() + sums)
+
+
+def assert_rounded_last(
+    sums: Iterable[torch.Tensor | None], gradients: Iterable[torch.Tensor | None]
+) -> None:
+    """What was added to zeros is not rounded, and rounded it has the bits of the gradients without buffers."""
+    for added, gradient in zip(sums, gradients, strict=True):
+        assert added is not None
+        assert gradient is not None
+        assert added.dtype is torch.float32
+        assert torch.equal(added.to(gradient.dtype), gradient)
+        of_some_slot = gradient != 0
+        assert (added != gradient.float())[of_some_slot].float().mean() > 0.9
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,12 @@ from emulated import NEEDS_COMPILER
 from emulated_launches import EmulatedLauncher, emulated_launches
 from moe_gradients import (
     around_the_limits,
+    assert_added_in_float32,
     assert_clamped_gradients,
     assert_gradients_as_exact_as_torch,
+    assert_rounded_last,
     projected,
+    whole_numbers,
 )
 from moe_reference import Moe, composed_moe, make_moe
 
@@ -395,6 +398,32 @@ def test_weights_gradients_are_added_to_buffers_and_z_is_computed_again() -> Non
     gradients = emulated.backward(grad_output, problem, buffers)[:4]
     added = tuple((after - start).to(torch.bfloat16) for after, start in zip(buffers, before, strict=True))
     assert_gradients_as_exact_as_torch((None, *added, gradients[3]), emulated.moe, grad_output)
+
+
+@NEEDS_COMPILER
+@pytest.mark.usefixtures("emulated_launches")
+@pytest.mark.parametrize("layout", W13Layout)
+def test_weights_gradients_are_added_to_buffers_before_they_are_rounded(layout: W13Layout) -> None:
+    emulated, grad_output = emulate(70, 80, 48, 3, 2, layout=layout)
+    problem = MoeBackwardProblem(emulated.problem, ALL, kept=True)
+    gradients = emulated.backward(grad_output, problem)
+    buffers = tuple(torch.zeros(tensor.shape) for tensor in (emulated.moe.w13, emulated.moe.w2))
+    emulated.backward(grad_output, replace(problem, accumulates_w13=True, accumulates_w2=True), buffers)
+    assert_rounded_last(buffers, gradients[1:3])
+
+
+@NEEDS_COMPILER
+@pytest.mark.usefixtures("emulated_launches")
+def test_exact_sums_are_added_to_buffers() -> None:
+    moe, grad_output = whole_numbers(70, 80, 48, 3, 2, dtype=torch.bfloat16)
+    emulated, _ = emulate(70, 80, 48, 3, 2, activation=Activation.RELU2_NO_MUL)
+    emulated = Emulated(moe, emulated.problem)
+    emulated.forward()
+    starts = tuple(torch.randint(-99, 99, tensor.shape).float() for tensor in (moe.w13, moe.w2))
+    buffers = tuple(start.clone() for start in starts)
+    problem = MoeBackwardProblem(emulated.problem, ALL, kept=True, accumulates_w13=True, accumulates_w2=True)
+    emulated.backward(grad_output, problem, buffers)
+    assert_added_in_float32(buffers, starts, moe, grad_output)
 
 
 @NEEDS_COMPILER

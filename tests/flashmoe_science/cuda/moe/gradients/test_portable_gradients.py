@@ -11,15 +11,20 @@ from emulated import NEEDS_COMPILER
 from emulated_launches import EmulatedLauncher, emulated_launches
 from moe_gradients import (
     around_the_limits,
+    assert_added_in_float32,
     assert_clamped_gradients,
     assert_gradients_as_exact_as_torch,
+    assert_rounded_last,
     projected,
+    whole_numbers,
 )
 from moe_reference import Moe, make_moe
 
 from flashmoe_science import fused_moe
 from flashmoe_science.configs.moe import backward_portable as configs
 from flashmoe_science.configs.moe.backward_portable import BackwardTile, MoePortableBackward
+from flashmoe_science.cuda.choice import Choice
+from flashmoe_science.cuda.device import device_of
 from flashmoe_science.cuda.moe import gradients as cuda_gradients
 from flashmoe_science.cuda.moe.gradients import (
     OVERRIDE_VARIABLE,
@@ -36,7 +41,7 @@ from flashmoe_science.errors import InputError, NoKernelError
 from flashmoe_science.jit.limits import check_block
 from flashmoe_science.jit.nvrtc import CudaKernel, compile_kernel
 from flashmoe_science.moe_arguments import Activation, W13Layout
-from flashmoe_science.moe_gradients import MoeNeeds
+from flashmoe_science.moe_gradients import MainGradients, MoeGradients, MoeNeeds
 from problems import H200
 
 __all__ = ["emulated_launches"]
@@ -319,6 +324,29 @@ def test_weights_gradients_are_added_to_buffers_and_the_rest_is_left_out() -> No
 
 @NEEDS_COMPILER
 @pytest.mark.usefixtures("emulated_launches")
+@pytest.mark.parametrize("layout", W13Layout)
+def test_weights_gradients_are_added_to_buffers_before_they_are_rounded(layout: W13Layout) -> None:
+    torch.manual_seed(11)
+    moe = make_moe(70, 80, 48, 3, 2, dtype=BF16)
+    grad_output = torch.randn(70, 80).bfloat16()
+    gradients = differentiate(moe, grad_output, layout=layout)
+    buffers = tuple(torch.zeros(tensor.shape) for tensor in (moe.w13, moe.w2))
+    differentiate(moe, grad_output, layout=layout, buffers=buffers)
+    assert_rounded_last(buffers, gradients[1:3])
+
+
+@NEEDS_COMPILER
+@pytest.mark.usefixtures("emulated_launches")
+def test_exact_sums_are_added_to_buffers() -> None:
+    moe, grad_output = whole_numbers(70, 80, 48, 3, 2, dtype=BF16)
+    starts = tuple(torch.randint(-99, 99, tensor.shape).float() for tensor in (moe.w13, moe.w2))
+    buffers = tuple(start.clone() for start in starts)
+    differentiate(moe, grad_output, Activation.RELU2_NO_MUL, buffers=buffers)
+    assert_added_in_float32(buffers, starts, moe, grad_output)
+
+
+@NEEDS_COMPILER
+@pytest.mark.usefixtures("emulated_launches")
 def test_what_is_not_a_number_stays_in_its_rows_and_experts() -> None:
     """The last slice of an expert's rows ends in the next one's."""
     torch.manual_seed(8)
@@ -379,3 +407,34 @@ def test_on_a_gpu(activation: Activation, dtype: torch.dtype, monkeypatch: pytes
         graph.replay()
         torch.cuda.synchronize()
         assert all(map(torch.equal, captured, first))
+
+
+@pytest.mark.gpu
+def test_exact_sums_are_added_to_main_gradients_on_a_gpu() -> None:
+    """And of a layer with a gate they are what is rounded where there are no buffers."""
+    tiles = configs.configuration(device_of(torch.cuda.current_device()).architecture)
+    choice = Choice(MoeBackwardKind.PORTABLE, tiles, "asked for")
+
+    def add(
+        moe: Moe, incoming: torch.Tensor, activation: Activation, main: MainGradients | None
+    ) -> MoeGradients:
+        return cuda_gradients.backward(
+            *(each.cuda() for each in (incoming, *moe.tensors)),
+            None,
+            activation=activation,
+            w13_layout=W13Layout.CONCAT,
+            needs=ALL,
+            main=main,
+            choice=choice,
+        )
+
+    moe, incoming = whole_numbers(200, 144, 80, 4, 2, dtype=BF16)
+    starts = [torch.randint(-99, 99, weight.shape, device="cuda").float() for weight in (moe.w13, moe.w2)]
+    main = MainGradients(*(start.clone() for start in starts))
+    add(moe, incoming, Activation.RELU2_NO_MUL, main)
+    assert_added_in_float32(main, starts, moe, incoming)
+
+    moe, incoming = make_moe(200, 144, 80, 4, 2, dtype=BF16), torch.randn(200, 144).bfloat16()
+    zeros = MainGradients(*(torch.zeros(weight.shape, device="cuda") for weight in (moe.w13, moe.w2)))
+    add(moe, incoming, Activation.SILU, zeros)
+    assert_rounded_last(zeros, add(moe, incoming, Activation.SILU, None)[1:3])
