@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,12 +64,61 @@ def assert_gradients_as_exact_as_torch(
     For each gradient the worst element and the RMS, for each row (a token, or an expert's row of weights) the RMS, and
     exact zeros for tokens, weights and experts of no slot.
     """
+    exact, theirs = _exact_and_in_several_orders(moe, grad_output, activation, layout)
+    _assert_as_exact(ours, moe, exact, theirs)
+
+
+def assert_gradients_as_exact_as_composed(
+    ours: tuple[torch.Tensor | None, ...],
+    moe: Moe,
+    grad_output: torch.Tensor,
+    activation: Activation = Activation.SILU,
+    layout: W13Layout = W13Layout.CONCAT,
+    *,
+    device: str = "cuda",
+) -> None:
+    """The same for many slots, where autograd takes minutes: ours and theirs against the composition of products of
+    experts, which is computed on a device.
+    """
+    there = Moe(*(tensor.to(device) for tensor in moe.tensors))
+    options = there, grad_output.to(device), activation, layout
+    exact = gradients_by_composition(*options[:2], torch.float64, *options[2:])
+    orders = _in_several_orders(*options, by=gradients_by_composition)
+    theirs = [tuple(each.cpu() for each in of_one) for of_one in zip(*orders, strict=True)]
+    _assert_as_exact(ours, moe, tuple(each.cpu() for each in exact), theirs)
+
+
+def gradients_by_composition(
+    moe: Moe,
+    grad_output: torch.Tensor,
+    dtype: torch.dtype,
+    activation: Activation,
+    layout: W13Layout,
+) -> tuple[torch.Tensor, ...]:
+    *floats, weights, ids = moe.tensors
+    combined = torch.float64 if dtype is torch.float64 else torch.float32
+    gradients = moe_composition.backward(
+        grad_output.to(dtype),
+        MoeTensors(*(tensor.to(dtype) for tensor in floats), weights.to(combined), ids),
+        None,
+        activation=activation,
+        w13_layout=layout,
+        needs=MoeNeeds(True, True, True, True),
+    )
+    return tuple(gradient for gradient in gradients if gradient is not None)
+
+
+def _assert_as_exact(
+    ours: tuple[torch.Tensor | None, ...],
+    moe: Moe,
+    exact: tuple[torch.Tensor, ...],
+    theirs: list[tuple[torch.Tensor, ...]],
+) -> None:
     valid = (moe.topk_ids >= 0) & (moe.topk_ids < len(moe.w13))
     idle = torch.ones(len(moe.w13), dtype=torch.bool)
     idle[moe.topk_ids[valid].long()] = False
     for name, our, without in zip(NAMES, ours, (~valid.any(dim=1), idle, idle, ~valid), strict=True):
         assert our is None or not our[without].any(), name
-    exact, theirs = _exact_and_in_several_orders(moe, grad_output, activation, layout)
     for name, our, true, orders in zip(NAMES, ours, exact, theirs, strict=True):
         if our is None or true.numel() == 0:
             continue
@@ -109,9 +158,13 @@ def _exact_and_in_several_orders(
 
 
 def _in_several_orders(
-    moe: Moe, grad_output: torch.Tensor, activation: Activation, layout: W13Layout
+    moe: Moe,
+    grad_output: torch.Tensor,
+    activation: Activation,
+    layout: W13Layout,
+    by: Callable[..., tuple[torch.Tensor, ...]] = gradients_by_autograd,
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    """`gradients_by_autograd` in the tensors' dtype, with tokens and hidden dimensions in different orders."""
+    """In the tensors' dtype, with tokens and hidden dimensions in different orders."""
     generator = torch.Generator().manual_seed(0)
 
     def order_of(count: int, number: int) -> torch.Tensor:
@@ -127,7 +180,7 @@ def _in_several_orders(
             moe.topk_weights[rows],
             moe.topk_ids[rows],
         )
-        hidden, w13, w2, weights = gradients_by_autograd(
+        hidden, w13, w2, weights = by(
             shuffled, grad_output[rows][:, columns], moe.hidden_states.dtype, activation, layout
         )
         rows_back, columns_back = rows.argsort(), columns.argsort()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from moe_blocks import BLOCKS, COMMON, SIZES, options_of
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
@@ -19,58 +20,6 @@ from flashmoe_science import (
     tokens_per_expert,
     topk_routing,
 )
-
-SIZES = {"hidden": 32, "intermediate": 48, "experts": 6, "top_k": 2}
-COMMON = {"hidden_size": 32, "num_experts_per_tok": 2}
-BLOCKS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
-    "qwen3_moe": (
-        "Qwen3MoeSparseMoeBlock",
-        "Qwen3MoeConfig",
-        {"num_experts": 6, "moe_intermediate_size": 48, "norm_topk_prob": True},
-        {},
-    ),
-    "mixtral": (
-        "MixtralSparseMoeBlock",
-        "MixtralConfig",
-        {"num_local_experts": 6, "intermediate_size": 48},
-        {},
-    ),
-    "olmoe": (
-        "OlmoeSparseMoeBlock",
-        "OlmoeConfig",
-        {"num_experts": 6, "intermediate_size": 48, "norm_topk_prob": False},
-        {"renormalize": False},
-    ),
-    "gpt_oss": (
-        "GptOssMLP",
-        "GptOssConfig",
-        {"num_local_experts": 6, "intermediate_size": 48},
-        {"activation": "swigluoai", "w13_layout": "interleaved", "router_bias": True, "bias": True},
-    ),
-    "deepseek_v3": (
-        "DeepseekV3MoE",
-        "DeepseekV3Config",
-        {
-            "n_routed_experts": 6,
-            "num_local_experts": 6,
-            "moe_intermediate_size": 48,
-            "n_shared_experts": 2,
-            "n_group": 3,
-            "topk_group": 2,
-            "routed_scaling_factor": 2.5,
-            "norm_topk_prob": True,
-        },
-        {
-            "scores": "sigmoid",
-            "correction_bias": True,
-            "scaling_factor": 2.5,
-            "groups": 3,
-            "top_groups": 2,
-            "shared_experts": 2,
-        },
-    ),
-}
-"""Block, configuration, its options, and ours."""
 
 
 def of_transformers(name: str) -> tuple[Any, MoE]:
@@ -288,10 +237,6 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         MoE(32, 48, 6, 2, activation="swish")
 
 
-def options_of(name: str) -> dict[str, Any]:
-    return BLOCKS[name][3]
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -403,6 +348,17 @@ def test_capacities_are_rounded_as_fractions_are() -> None:
     assert (layer._within_capacity(torch.zeros((100, 1), dtype=torch.int32)) == 0).sum() == 1
 
 
+def of_single_experts(layer: MoE) -> dict[str, torch.Tensor]:
+    """A layer with all gates first, as a checkpoint with a tensor for each expert and projection."""
+    state = {"gate.weight": layer.gate.weight.detach()}
+    gates, ups = layer.experts.gate_up_proj.detach().chunk(2, dim=1)
+    parts = {"gate_proj": gates, "up_proj": ups, "down_proj": layer.experts.down_proj.detach()}
+    for expert in range(layer.routed_experts):
+        for part, tensor in parts.items():
+            state[f"experts.{expert}.{part}.weight"] = tensor[expert]
+    return state
+
+
 def test_states_follow_the_order_of_the_layers_rows() -> None:
     """A GPT-OSS block into a layer with all gates first, and a tensor for each expert into one by turns."""
     block, by_turns = of_transformers("gpt_oss")
@@ -412,14 +368,8 @@ def test_states_follow_the_order_of_the_layers_rows() -> None:
     torch.testing.assert_close(concat(x), by_turns(x), rtol=1e-5, atol=1e-6)
 
     plain = MoE(**SIZES, initializer_range=0.2)
-    state = {"gate.weight": plain.gate.weight.detach()}
-    gates, ups = plain.experts.gate_up_proj.detach().chunk(2, dim=1)
-    parts = {"gate_proj": gates, "up_proj": ups, "down_proj": plain.experts.down_proj.detach()}
-    for expert in range(6):
-        for part, tensor in parts.items():
-            state[f"experts.{expert}.{part}.weight"] = tensor[expert]
     interleaved = MoE(**SIZES, w13_layout="interleaved")
-    interleaved.load_state_dict(state)
+    interleaved.load_state_dict(of_single_experts(plain))
     torch.testing.assert_close(interleaved(x), plain(x), rtol=1e-5, atol=1e-6)
 
 
@@ -472,3 +422,38 @@ def test_a_shared_expert_of_another_size_is_named() -> None:
     layer = MoE(**SIZES, **{**options_of("deepseek_v3"), "shared_experts": 1})
     with pytest.raises(InputError, match=r"intermediate size 96; expected .*, 1 \* 48"):
         layer.load_state_dict(block.state_dict())
+
+
+def test_a_layer_from_the_meta_device_begins_as_a_new_one() -> None:
+    """Memory that nobody wrote holds anything, in buffers too, which are no parameters."""
+    options = {**options_of("deepseek_v3"), "w13_layout": "interleaved"}
+    layer = MoE(**SIZES, **options, device="meta").to_empty(device="cpu")
+    for tensor in (*layer.parameters(), *layer.buffers()):
+        tensor.detach().fill_(77)
+    torch.manual_seed(0)
+    layer.reset_parameters()
+    torch.manual_seed(0)
+    made = MoE(**SIZES, **options).state_dict()
+    assert made.keys() == layer.state_dict().keys()
+    for name, tensor in layer.state_dict().items():
+        assert torch.equal(tensor, made[name]), name
+
+
+def test_a_layer_on_the_meta_device_takes_the_tensors_of_a_state() -> None:
+    """All of them: what stays on the meta device cannot be moved."""
+    block, layer = of_transformers("gpt_oss")
+    by_turns = {"bias": True, "w13_layout": "interleaved"}
+    for state, options in (
+        (block.state_dict(), options_of("gpt_oss")),
+        (layer.state_dict(), options_of("gpt_oss")),
+        (of_single_experts(MoE(**SIZES)), {"w13_layout": "interleaved"}),
+        (MoE(**SIZES, **{**by_turns, "w13_layout": "concat"}).state_dict(), by_turns),
+    ):
+        right = MoE(**SIZES, **options)
+        right.load_state_dict(state)
+        empty = MoE(**SIZES, **options, device="meta")
+        assert not any(empty.load_state_dict(state, assign=True))  # neither missing nor unexpected
+        moved = empty.to("cpu", torch.float64).float()
+        assert moved.experts.gate_up_rows_by_turns.item() == 1
+        x = torch.randn(7, 32)
+        assert torch.equal(moved(x), right(x))

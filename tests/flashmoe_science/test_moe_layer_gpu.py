@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_moe_layer import BLOCKS
+from moe_blocks import BLOCKS
 from torch.utils.checkpoint import checkpoint
 
 from flashmoe_science import MoE, topk_routing

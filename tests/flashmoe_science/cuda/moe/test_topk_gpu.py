@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from topk_reference import reference
 
+from flashmoe_science import topk_routing, topk_routing_with_losses
 from flashmoe_science.cuda.moe.topk import topk
 from flashmoe_science.errors import InputError
-from flashmoe_science.moe_arguments import Scores
+from flashmoe_science.moe_arguments import RENORMALIZE_FLOOR, Scores
 
 pytestmark = [
     pytest.mark.gpu,
@@ -106,3 +109,42 @@ def test_captured_in_a_graph() -> None:
     expected_weights, expected_ids = topk(logits, 4)
     assert torch.equal(ids, expected_ids)
     assert torch.equal(weights, expected_weights)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "softmax as it is": {"renormalize": False, "scaling_factor": 0.5},
+    "softmax with groups": {"groups": 8, "top_groups": 4},
+    "sigmoid": {"scores": "sigmoid", "scaling_factor": 2.5},
+    "sigmoid as it is": {"scores": "sigmoid", "renormalize": False},
+    "sigmoid with groups": {"scores": "sigmoid", "scaling_factor": 2.5, "groups": 8, "top_groups": 4},
+}
+
+
+@pytest.mark.parametrize("with_losses", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients_of_the_weights(name: str, biased: bool, dtype: torch.dtype, with_losses: bool) -> None:
+    """Against float64 for the same choice, from calls with and without losses, whose gradient is a kernel's."""
+    torch.manual_seed(3)
+    options = OPTIONS[name]
+    logits = torch.randn(300, 64, device="cuda").to(dtype).requires_grad_()
+    bias = torch.randn(64, device="cuda") if biased else None
+    routed = topk_routing_with_losses if with_losses else topk_routing
+    weights, ids, *_ = routed(logits, 6, correction_bias=bias, **options)
+    incoming = torch.randn(300, 6, device="cuda")
+    (gradient,) = torch.autograd.grad(weights, logits, incoming)
+    exact = logits.detach().double().requires_grad_()
+    scores = exact.sigmoid() if options.get("scores") == "sigmoid" else exact.softmax(1)
+    right = scores.gather(1, ids.long())
+    if options.get("renormalize", True):
+        right = right / (right.sum(1, keepdim=True) + RENORMALIZE_FLOOR)
+    right = right * options.get("scaling_factor", 1.0)
+    torch.testing.assert_close(weights.double(), right, rtol=1e-5, atol=1e-30)
+    (expected,) = torch.autograd.grad(right, exact, incoming.double())
+    assert gradient.dtype is dtype
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}[dtype]
+    # What is subtracted from one another may be larger than what is left.
+    parts = options.get("scaling_factor", 1.0) * float(incoming.abs().max())
+    torch.testing.assert_close(gradient.double(), expected, rtol=tolerance, atol=1e-6 * parts)
