@@ -50,6 +50,9 @@ class MoE(nn.Module):
         capacity_factor: an expert takes at most this many times its equal share of the slots, rounded up; slots beyond
             it are dropped (`limit_to_capacity`). None: none are.
         recompute: keep no projections for the backward pass, as of `fused_moe`.
+        main_gradients: the backward pass adds the gradients of ``experts.gate_up_proj`` and ``experts.down_proj`` to
+            their ``main_grad``, a float32 buffer like the weight, as Megatron has it. `fused_moe` says more. A weight
+            without one gets its gradient from autograd.
         initializer_range: standard deviation of fresh weights.
         device, dtype: of the parameters.
 
@@ -77,6 +80,7 @@ class MoE(nn.Module):
         shared_experts: int = 0,
         capacity_factor: float | None = None,
         recompute: bool = False,
+        main_gradients: bool = False,
         initializer_range: float = 0.02,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -90,6 +94,7 @@ class MoE(nn.Module):
             "router_bias": router_bias,
             "bias": bias,
             "recompute": recompute,
+            "main_gradients": main_gradients,
         }
         for name, flag in flags.items():
             check_flag(name, flag)
@@ -107,7 +112,7 @@ class MoE(nn.Module):
         self.scores = parse_choice(Scores, scores, "scores").value
         self.w13_layout = parse_choice(W13Layout, w13_layout, "w13_layout").value
         self.renormalize, self.scaling_factor, self.recompute = renormalize, scaling_factor, recompute
-        self.groups, self.top_groups = groups, top_groups
+        self.groups, self.top_groups, self.main_gradients = groups, top_groups, main_gradients
         self.routed_experts, self.shared_experts = experts, shared_experts
         self.capacity_factor = capacity_factor
         self.initializer_range = initializer_range
@@ -230,7 +235,18 @@ class MoE(nn.Module):
             w13_bias=experts.gate_up_proj_bias,
             w2_bias=experts.down_proj_bias,
             recompute=self.recompute,
+            main_gradients=self._main_gradients(),
         )
+
+    def _main_gradients(self) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
+        """Of both weights of the experts, where autograd records and they are asked for."""
+        if not self.main_gradients or not torch.is_grad_enabled():
+            return None
+        first, second = (
+            getattr(weight, "main_grad", None)
+            for weight in (self.experts.gate_up_proj, self.experts.down_proj)
+        )
+        return None if first is second is None else (first, second)
 
     def _logits(self, tokens: torch.Tensor) -> torch.Tensor:
         gate: Any = self.gate

@@ -66,7 +66,7 @@ def choices(kind: MoeKind, problem: MoeProblem, where: Device) -> list[Choice]:
 
 
 def route_with_losses(logits: torch.Tensor, k: int) -> None:
-    """The choice, its losses and their gradient by the kernels that are off by default, against the composition."""
+    """The choice, its losses and their gradient against the composition: by kernels, whatever the environment says."""
     os.environ[OVERRIDE_VARIABLE] = "fused"
     results = []
     for given in (logits, logits.cpu()):

@@ -256,6 +256,7 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         ({"router_bias": "no"}, "router_bias is 'no'; expected True or False"),
         ({"bias": None}, "bias is None; expected True or False"),
         ({"recompute": 1}, "recompute is 1; expected True or False"),
+        ({"main_gradients": 1}, "main_gradients is 1; expected True or False"),
         ({"initializer_range": -0.1}, "initializer_range is -0.1; expected a number, 0 or more"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
@@ -457,3 +458,38 @@ def test_a_layer_on_the_meta_device_takes_the_tensors_of_a_state() -> None:
         assert moved.experts.gate_up_rows_by_turns.item() == 1
         x = torch.randn(7, 32)
         assert torch.equal(moved(x), right(x))
+
+
+def test_main_gradients_of_the_experts_weights_are_added_to() -> None:
+    """Over micro-batches; autograd gets those of the other parameters, and of a weight without a buffer."""
+    torch.manual_seed(0)
+    layer = MoE(**SIZES, bias=True, shared_experts=1, main_gradients=True, initializer_range=0.2)
+    plain = MoE(**SIZES, bias=True, shared_experts=1)
+    plain.load_state_dict(layer.state_dict())
+    weights = layer.experts.gate_up_proj, layer.experts.down_proj
+    batches = torch.randn(2, 9, 32)
+
+    def train() -> None:
+        for each in (layer, plain):
+            each.zero_grad()
+            for x in batches:
+                each(x).square().sum().backward()
+
+    train()  # no weight has a buffer
+    for ours, right in zip(layer.parameters(), plain.parameters(), strict=True):
+        assert ours.grad is not None
+        assert torch.equal(ours.grad, right.grad)
+    for weight in weights:
+        weight.main_grad = torch.ones_like(weight)
+    train()
+    for (name, ours), right in zip(layer.named_parameters(), plain.parameters(), strict=True):
+        if name.endswith("_proj"):
+            assert ours.grad is None
+            torch.testing.assert_close(ours.main_grad, 1 + right.grad)
+        else:
+            assert torch.equal(ours.grad, right.grad)
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad():
+            assert torch.equal(layer(batches), plain(batches))
+        with pytest.raises(InputError, match="without autocast"):
+            layer(batches)
