@@ -27,8 +27,6 @@ from cudadent42.commands.grouped import grouped
 from cudadent42.commands.options import Confined, Elsewhere, How, Kept, Shown, What, Where
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cudadent42.base.observer import Observer
     from cudadent42.flows.pipeline import Outcome
     from cudadent42.plan import RunOptions
@@ -129,17 +127,10 @@ def carry_out(start: Start, shown: Shown, with_report: bool) -> NoReturn:
     raise typer.Exit(outcome.exit_code)
 
 
-def _processor(folder: Path) -> str:
-    """Of a run on CPU, with its instructions, as the report has them; else empty."""
-    from cudadent42.runs.instructions import device_words
-    from cudadent42.runs.run_folder import load_manifest
-
-    manifest = load_manifest(folder, with_build=False)
-    return device_words(manifest) if manifest.plan.device == "cpu" else ""
-
-
 def _print_outcome(outcome: Outcome, verbose: bool, with_report: bool) -> None:
     from cudadent42.commands import tables
+    from cudadent42.runs.instructions import device_words
+    from cudadent42.runs.run_folder import load_manifest
     from cudadent42.stages.report.facts import rivals_line
     from cudadent42.stages.report.planning import planning_lines
     from cudadent42.stages.report.script import prediction_line
@@ -154,7 +145,9 @@ def _print_outcome(outcome: Outcome, verbose: bool, with_report: bool) -> None:
     console.print(tables.results_table(outcome.results, with_control=verbose))
     for line in tables.caution_lines(outcome.results):
         print_line(console, f"caution: {line}")
-    print_line(console, tables.verdict_line(outcome.results, _processor(outcome.folder)))
+    manifest = load_manifest(outcome.folder, with_build=False)
+    processor = device_words(manifest) if manifest.plan.device == "cpu" else ""
+    print_line(console, tables.verdict_line(outcome.results, processor))
     against_others = rivals_line(outcome.results, outcome.results.candidate)
     if against_others:
         print_line(console, against_others)

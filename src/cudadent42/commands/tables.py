@@ -75,7 +75,7 @@ def _add_comparison(table: Table, row: Comparison, *, named: bool) -> None:
 
 
 def verdict_line(results: Results, processor: str = "") -> str:
-    """The run in one sentence. ``processor``: what a run on CPU was made on, with its instructions."""
+    """The run in one sentence. ``processor``: that of a run on CPU."""
     if not results.cases:
         return "no verdict: no case was timed"
     sides = f"{results.verdict.value}: {results.candidate} against {results.baseline}"

@@ -14,7 +14,6 @@ from cudadent42.base.observer import Observer, Quiet
 from cudadent42.model.cases import Case
 from cudadent42.model.implementations import OURS, is_ours, split_variant
 from cudadent42.model.records import BuildReport, Comparison
-from cudadent42.operations import definition
 from cudadent42.preflight import onednn
 from cudadent42.profiles import store
 from cudadent42.profiles.diagnosis import diagnose
@@ -179,7 +178,7 @@ def _why_not_here(run: RunFolder) -> str | None:
 
 
 def _instruction_sets(run: RunFolder, case: Case, implementation: str, *, here: bool) -> str:
-    """Which instructions the subject of a run on CPU took, and PyTorch; empty where the folder does not say.
+    """Which instructions the subject of a run on CPU took, and PyTorch; empty where it is not said.
 
     With ``here``, on the machine of the run, oneDNN is asked for its own word.
     """
@@ -191,7 +190,7 @@ def _instruction_sets(run: RunFolder, case: Case, implementation: str, *, here: 
     if not any(ours):
         return ""
     note = f"instruction sets: our kernels were compiled for {', '.join(ours)}"
-    if "amx" in ours and not _fits_matrix_unit(case):
+    if any("amx" in each for each in ours) and not _fits_matrix_unit(case):
         note = f"{note}, and took this case without the matrix unit"
     theirs = run.machine.facts.get("torch_cpu_capability")
     if not theirs:
@@ -212,30 +211,29 @@ def _instruction_sets(run: RunFolder, case: Case, implementation: str, *, here: 
 
 
 def _recipes(build: BuildReport, case: Case, implementation: str) -> list[Recipe]:
-    """Those of the CPU that the implementation takes for the case; all of another's, and where none is told apart."""
+    """Those that the subject takes; all where that is not known."""
     every = [each.recipe for each in build.kernels if each.recipe.backend == "host"]
     if not every or not is_ours(implementation):
         return every
-    # What calls take is built first, before the variants.
-    taken = split_variant(implementation)[1] or compiled_for(every[0].architecture)[0]
-    bits = definition(case.operation).weight_bits(case)
-    mine = [each for each in every if compiled_for(each.architecture)[0] == taken]
+    # What calls take is built first.
+    taken = split_variant(implementation)[1] or compiled_for(every[0].architecture)
+    bits = getattr(case, "weight_bits", 0)
+    mine = [each for each in every if compiled_for(each.architecture) == taken]
     return [each for each in mine if each.configuration.get("WEIGHT_BITS", 0) == bits] or mine or every
 
 
 def _fits_matrix_unit(case: Case) -> bool:
-    """As `flashmoe_science.explain` has it: bf16, and rows of whole steps."""
+    """As `flashmoe_science.explain` has it."""
     from flashmoe_science.explanation.functions.attention import AMX_STEP
 
-    sizes = (getattr(case, name, 0) for name in ("head_dim", "value_dim"))
-    widened = getattr(case, "fp8_scales", "")
-    return case.dtype == "bf16" and not widened and all(size % AMX_STEP == 0 for size in sizes)
+    sizes = getattr(case, "head_dim", 0), getattr(case, "value_dim", 0)
+    scales = getattr(case, "fp8_scales", None)
+    return case.dtype == "bf16" and not scales and not any(size % AMX_STEP for size in sizes)
 
 
 def _compiled_for(architecture: str) -> str:
     """The set of "x86_64:avx2+avx2+fma+f16c". VNNI, which is part of none, is named besides."""
-    name, features = compiled_for(architecture)
-    return f"{name} with avx512_vnni" if "avx512_vnni" in features else name
+    return compiled_for(architecture) + " with avx512_vnni" * ("+avx512_vnni" in architecture)
 
 
 def _limits(run: RunFolder, names: tuple[str, ...]) -> str:

@@ -185,10 +185,6 @@ def _no_parts(case: Case, inputs: object) -> Parts:
     return Parts({}, f"parts of the kernel cannot be left out for {case.operation}")
 
 
-def _no_bits(case: Case) -> int:
-    return 0
-
-
 def _no_kernels(architectures: Sequence[str]) -> list[CudaKernel]:
     return []
 
@@ -253,8 +249,6 @@ class Definition(Generic[CaseT, InputsT]):
     """Of ``flashmoe_science``, that a race of two revisions calls; empty where that package does not have it."""
     cpu_kernels: tuple[str, ...] = ()
     """Of `flashmoe_science.cpu`, that a run on CPU needs."""
-    weight_bits: Callable[[CaseT], int] = _no_bits
-    """Of a case's weights, for which the CPU's kernel is compiled anew; 0 where they have the case's dtype."""
     cuda_kernels: Callable[[Sequence[str]], list[CudaKernel]] = _no_kernels
     """All CUDA kernels of this project for these architectures."""
     needed: Callable[[Sequence[CudaKernel], Sequence[CaseT]], list[CudaKernel]] = _none_needed

@@ -5,43 +5,33 @@ from __future__ import annotations
 from cudadent42.model import text
 from cudadent42.runs.run_folder import Manifest
 
-_CLASSES = {"amx": "AMX", "avx512_bf16": "AVX512-BF16", "avx512": "AVX-512", "avx2": "AVX2"}
-"""Instruction sets that our kernels are compiled for, the widest first, as a reader knows them."""
-_FEATURES = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "avx512f": "AVX-512", "avx2": "AVX2"}
-"""What a processor has of them."""
+_CLASSES = {
+    **{"amx": "AMX", "amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"},
+    **{"avx512": "AVX-512", "avx512f": "AVX-512", "avx2": "AVX2"},
+    "portable": "no vector instructions of its own",
+}
+"""The widest first."""
 
 
 def instruction_set(manifest: Manifest) -> str:
-    """The widest class that a run on CPU compiled kernels for, else that its processor has; empty if neither is known.
-
-    They differ where the compiler is too old, or a variant of fewer instructions was measured alone.
-    """
+    """The widest that a run on CPU compiled for, else that its processor has; empty if none is known."""
     if manifest.plan.device != "cpu":
         return ""
     kernels = manifest.build.kernels if manifest.build else ()
-    compiled = {
-        compiled_for(each.recipe.architecture)[0] for each in kernels if each.recipe.backend == "host"
-    }
-    compiled.discard("")  # of a folder that names features alone
-    features = set(str(manifest.machine.facts.get("cpu_features") or "").split())
-    recorded, words = (compiled, _CLASSES) if compiled else (features, _FEATURES)
-    return next((name for each, name in words.items() if each in recorded), "")
+    compiled = {compiled_for(each.recipe.architecture) for each in kernels if each.recipe.backend == "host"}
+    features = compiled - {""} or str(manifest.machine.facts.get("cpu_features") or "").split()
+    return next((name for each, name in _CLASSES.items() if each in features and each != "portable"), "")
 
 
-def compiled_for(architecture: str) -> tuple[str, tuple[str, ...]]:
-    """``avx2``, and the features, of a recipe's "x86_64:avx2+avx2+fma+f16c"."""
-    name, *features = architecture.partition(":")[2].split("+")
-    return name, tuple(features)
+def compiled_for(architecture: str) -> str:
+    """``avx2`` of "x86_64:avx2+avx2+fma+f16c"."""
+    return architecture.partition(":")[2].partition("+")[0]
 
 
 def held_to(manifest: Manifest) -> str:
     """The instruction set that a run on CPU was told to take, in place of the processor's best; empty if none."""
     named = manifest.environment.get("FLASHMOE_CPU_ISA", "")
-    if manifest.plan.device != "cpu" or not named:
-        return ""
-    return (
-        "no vector instructions of its own" if named == "portable" else _CLASSES.get(named, text.clean(named))
-    )
+    return _CLASSES.get(named, text.clean(named)) if manifest.plan.device == "cpu" else ""
 
 
 def with_instructions(device: str, manifest: Manifest) -> str:
@@ -59,5 +49,5 @@ def device_name(manifest: Manifest) -> str:
 
 
 def device_words(manifest: Manifest) -> str:
-    """The device's name as preflight found it, with the instruction set where ratios depend on it."""
+    """That, with its instructions."""
     return with_instructions(device_name(manifest), manifest)

@@ -396,8 +396,7 @@ def load_run(path: Path) -> RunFolder:
 def load_manifest(path: Path, *, with_build: bool = True) -> Manifest:
     """The manifest of a run folder; errors as of `load_run`.
 
-    ``with_build=False`` leaves a GPU's build report out, most of the file, for readers of many folders. That of a CPU
-    is short, and says with which instructions the run was made.
+    ``with_build=False`` leaves a GPU's build report out, most of the file, for readers of many folders.
     """
     if not path.is_dir():
         raise UsageError(f"{path} is not a folder; expected a run folder, as `cudadent42 run` writes")

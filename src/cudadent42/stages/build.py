@@ -128,29 +128,25 @@ def _instruction_sets(implementations: Sequence[str]) -> list[InstructionSet]:
 def _build_cpu(
     on_progress: OnProgress, cases: Sequence[Case], instruction_sets: Sequence[InstructionSet]
 ) -> list[KernelBuild | BuildFailure]:
-    from flashmoe_science import cpu
-    from flashmoe_science.cpu import moe_quantized
+    from flashmoe_science.cpu.library import SOURCES, features_besides
+    from flashmoe_science.cpu.moe_quantized import further_features
+    from flashmoe_science.jit import host
 
     names = list(dict.fromkeys(name for item in _operations(cases) for name in definition(item).cpu_kernels))
+    bits = sorted({getattr(case, "weight_bits", 0) for case in cases} - {0})
+    kernels = [*((name, 0) for name in names), *(("moe_forward", each) for each in bits)]
     built: list[KernelBuild | BuildFailure] = []
-    widths = sorted({definition(case.operation).weight_bits(case) for case in cases} - {0})
-    wanted = [(each, name, bits) for each in instruction_sets for name, bits in _kernels(names, widths)]
-    for instruction_set, name, bits in wanted:
+    wanted = [(each, *kernel) for each in instruction_sets for kernel in kernels]
+    for instruction_set, name, width in wanted:
         on_progress(len(built), len(wanted), f"the CPU kernel {name}, about 10 s at first use")
+        macros = {"WEIGHT_BITS": width} if width else {}
+        further = (*features_besides(name, instruction_set), *further_features(instruction_set, width))
+        source = SOURCES / f"{name}.cpp"
         try:
-            built += (
-                moe_quantized.build_for(bits, instruction_set)
-                if bits
-                else cpu.build((name,), instruction_set)
-            )
+            built.append(host.build(source, name, instruction_set, macros=macros, further_features=further))
         except BuildError as error:
             built.append(BuildFailure(name, platform.machine(), str(error), error.log))
     return built
-
-
-def _kernels(names: Sequence[str], widths: Sequence[int]) -> list[tuple[str, int]]:
-    """Kernels of the CPU and the bits of weights that each is compiled for, 0 for the dtype's own."""
-    return [*((name, 0) for name in names), *(("moe_forward", bits) for bits in widths)]
 
 
 def _build_cuda(

@@ -31,31 +31,19 @@ allocate: _Allocate = getattr(
 """An uninitialised tensor on the CPU, from (sizes, strides, dtype): PyTorch's own short cut where it has one."""
 
 
-def build(
-    names: Sequence[str] = KERNELS,
-    instruction_set: InstructionSet | None = None,
-    macros: Mapping[str, int] | None = None,
-    further_features: Sequence[str] = (),
-) -> list[KernelBuild]:
+def build(names: Sequence[str] = KERNELS, instruction_set: InstructionSet | None = None) -> list[KernelBuild]:
     """Kernels of the CPU for this machine: compiled now, or found in the cache.
 
     Args:
         names: some of ``KERNELS``; all unless given.
         instruction_set: compile for this one; the one that calls take unless given.
-        macros, further_features: see `flashmoe_science.jit.host.build`; beside those that a kernel always takes.
 
     Raises:
         BuildError, DeviceError: see `flashmoe_science.jit.host.build`.
     """
     chosen = instruction_set or host.choose_instruction_set()
     return [
-        host.build(
-            SOURCES / f"{name}.cpp",
-            name,
-            chosen,
-            macros=macros,
-            further_features=(*features_besides(name, chosen), *further_features),
-        )
+        host.build(SOURCES / f"{name}.cpp", name, chosen, further_features=features_besides(name, chosen))
         for name in names
     ]
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from flashmoe_science.arguments import reject_without_memory
-from flashmoe_science.cpu.library import allocate, build, load_function
+from flashmoe_science.cpu.library import allocate, load_function
 from flashmoe_science.cpu.moe import Problem, fields
 from flashmoe_science.jit import host
 from flashmoe_science.jit.host import InstructionSet
-from flashmoe_science.jit.records import KernelBuild
 from flashmoe_science.moe_arguments import (
     Activation,
     W13Layout,
@@ -131,13 +130,6 @@ def _make_plan(
 def further_features(instruction_set: InstructionSet, bits: int) -> tuple[str, ...]:
     """CPU features that the code for weights of so many bits takes besides those of the instruction set."""
     return host.integer_dot_products(instruction_set) if bits == 4 else ()
-
-
-def build_for(bits: int, instruction_set: InstructionSet) -> list[KernelBuild]:
-    """The kernel for weights of so many bits, compiled now or found in the cache. Raises as `library.build` does."""
-    return build(
-        ("moe_forward",), instruction_set, {"WEIGHT_BITS": bits}, further_features(instruction_set, bits)
-    )
 
 
 @functools.cache

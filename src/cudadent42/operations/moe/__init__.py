@@ -240,7 +240,6 @@ OPERATION = Definition(
     plug_in=_plug_in,
     function="fused_moe",
     cpu_kernels=("moe_forward",),
-    weight_bits=lambda case: case.weight_bits,
     cuda_kernels=_cuda_kernels,
     needed=_needed,
     configured=_configured,

@@ -74,7 +74,7 @@ class View:
 
     @property
     def instruction_set(self) -> str:
-        """The class of a run on CPU, such as ``AVX2``; empty where it is not known."""
+        """Of a run on CPU; empty where it is not known."""
         return instructions.instruction_set(self.run.manifest)
 
     @property
