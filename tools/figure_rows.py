@@ -167,6 +167,15 @@ TABLES: dict[str, tuple[Row, ...]] = {
         ),
         *(
             Row(
+                f"the same on 16 cores of another Xeon with AMX, since pages of memory take turns, {name}",
+                "cpu-amx-decode-16",
+                tuple(Bound(dtype, 0.8, share, at_least=True) for dtype in ("fp16", "bf16", "fp32")),
+                fields(*(decode_share("amx", dtype, way) for dtype in ("fp16", "bf16", "fp32"))),
+            )
+            for way, name in DECODE_WAYS.items()
+        ),
+        *(
+            Row(
                 f"the same on two cores of a Xeon with AMX, {name}",
                 "cpu-amx-decode-2",
                 tuple(Bound(dtype, 0.8, share, at_least=True) for dtype in ("fp16", "bf16", "fp32")),
